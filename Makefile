@@ -1,0 +1,111 @@
+# Everything here needs Go alone; the servers, buf and staticcheck are fetched
+# into .dev/ when they are first needed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+GO ?= go
+# Flags for demo, run and test: make demo ARGS=--help, make test ARGS="-run Reclaimer -v"
+ARGS ?=
+# How many packages are built and tested at once: each may run a Redis, a
+# database and a few processes of its own, so two are right for two cores.
+TEST_PARALLEL ?= 2
+
+MODULES := proto pkg migrations gateway writer tests
+DEV := $(CURDIR)/.dev
+DEVSTACK := $(GO) run ./pkg/devstack/cmd/devstack
+
+BUF_VERSION := 1.75.0
+BUF_NPM := $(DEV)/buf/node_modules/.bin/buf
+BUF_GO := $(DEV)/bin/buf
+STATICCHECK_VERSION := 0.8.2
+STATICCHECK := $(DEV)/bin/staticcheck-$(STATICCHECK_VERSION)
+# A tool has its own versions of everything: neither go.work nor go.mod may
+# take part when it is built.
+TOOL_INSTALL := GOBIN=$(DEV)/bin GOWORK=off GOFLAGS=-mod=mod $(GO) install
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## sell out 10,000 units on a private stack, kill a writer in the middle, prove the books
+	@$(GO) run ./tests/cmd/demo $(ARGS)
+
+.PHONY: run
+run: ## keep a private stack up, with an open voucher and calls to copy; Ctrl-C ends it
+	@$(GO) run ./tests/cmd/run $(ARGS)
+
+.PHONY: test
+test: ## run all tests on real servers, with the race detector where a C compiler is found
+	@$(DEVSTACK) fetch
+	@race=-race; \
+	if [ "$$($(DEVSTACK) race)" != yes ]; then race=; echo "make test: no C compiler was found: running WITHOUT the race detector"; fi; \
+	set -x; $(GO) test $$race -p $(TEST_PARALLEL) -timeout 540s $(ARGS) work
+
+.PHONY: build
+build: ## build static binaries of gateway and writer into bin/
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./gateway/cmd/gateway ./writer/cmd/writer
+
+.PHONY: generate
+generate: ## generate the Go code of the API from proto/
+	@buf=$$($(MAKE) -s buf-path) || { echo "make generate: npm is not there, building buf from source (some minutes)"; $(TOOL_INSTALL) github.com/bufbuild/buf/cmd/buf@v$(BUF_VERSION); buf=$(BUF_GO); }; \
+	"$$buf" format -w; "$$buf" generate
+
+.PHONY: baseline
+baseline: ## take the API as it is now as the one that later changes must not break
+	@buf=$$($(MAKE) -s buf-path); "$$buf" build -o proto/baseline.binpb; echo "wrote proto/baseline.binpb"
+
+.PHONY: lint
+lint: lint-go lint-modules lint-proto ## gofmt, vet, staticcheck, each module by itself, the API's form, compatibility and generated code
+
+.PHONY: lint-go
+lint-go: $(STATICCHECK)
+	@unformatted=$$(gofmt -l $(MODULES)); if [ -n "$$unformatted" ]; then echo "not formatted by gofmt:"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet work
+	$(STATICCHECK) work
+
+# Each go.mod must be right by itself, not only together with go.work.
+.PHONY: lint-modules
+lint-modules:
+	@for module in $(MODULES); do echo "GOWORK=off $(GO) build ./... in $$module"; (cd $$module && GOWORK=off $(GO) build -o /dev/null ./...); done
+
+# Compatibility is judged against a committed image and not against an earlier
+# commit: a fresh or shallow clone may have none, and what callers hold is the
+# released API, which "make baseline" records, and not the commit of yesterday.
+.PHONY: lint-proto
+lint-proto:
+	@buf=$$($(MAKE) -s buf-path) || { echo "SKIPPED: buf lint, format, breaking and the check of the generated code (npm is not there)"; exit 0; }; \
+	echo "buf lint"; "$$buf" lint; \
+	echo "buf format"; "$$buf" format -d --exit-code; \
+	echo "buf breaking"; "$$buf" breaking --against proto/baseline.binpb; \
+	echo "generated code"; fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; "$$buf" generate -o "$$fresh"; \
+	diff -r --exclude='*.proto' "$$fresh/proto/seckill" proto/seckill || { echo "the generated code is not what proto/ says: run make generate"; exit 1; }
+
+# Prints where buf is, installing it by npm if need be; fails where there is no npm.
+.PHONY: buf-path
+buf-path:
+	@if [ -x $(BUF_NPM) ] && [ "$$($(BUF_NPM) --version)" = $(BUF_VERSION) ]; then echo $(BUF_NPM); \
+	elif [ -x $(BUF_GO) ] && [ "$$($(BUF_GO) --version)" = $(BUF_VERSION) ]; then echo $(BUF_GO); \
+	elif command -v npm >/dev/null; then npm install --prefix $(DEV)/buf --no-save --no-audit --no-fund @bufbuild/buf@$(BUF_VERSION) >&2; $(BUF_NPM) --version >/dev/null; echo $(BUF_NPM); \
+	else exit 1; fi
+
+$(STATICCHECK):
+	@mkdir -p $(DEV)/bin
+	$(TOOL_INSTALL) honnef.co/go/tools/cmd/staticcheck@v$(STATICCHECK_VERSION)
+	@mv $(DEV)/bin/staticcheck $@
+
+.PHONY: bench
+bench: ## measure the system (not there yet)
+	@echo "make bench: the benchmarks are not there yet"
+
+.PHONY: ci
+ci: ## what continuous integration runs: lint, test, demo
+	@bash .ci/run
+
+.PHONY: clean
+clean: ## remove what was built; the fetched servers and tools go with "rm -r .dev"
+	rm -rf bin tests/bench/out
