@@ -1,0 +1,5 @@
+//go:build race
+
+package orderid
+
+const raceEnabled = true
