@@ -1,0 +1,135 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/rueidis"
+	"github.com/seckill/seckill/pkg/orderid"
+)
+
+// Verdict is how an order ended, as settle tells the ledger.
+type Verdict byte
+
+// The verdicts.
+const (
+	// VerdictPersisted: the order is a committed row.
+	VerdictPersisted Verdict = 'p'
+	// VerdictHeld: it waits for an operator; its unit stays taken.
+	VerdictHeld Verdict = 'h'
+	// VerdictConflict: the user has another order, which stands; the unit comes
+	// back.
+	VerdictConflict Verdict = 'c'
+	// VerdictRejected: the database has no unit for it; the mark goes, and no
+	// unit comes back, for there is none.
+	VerdictRejected Verdict = 'r'
+	// VerdictCancelled: an operator gave unit and right to buy back.
+	VerdictCancelled Verdict = 'x'
+)
+
+// Settled is an order with its verdict.
+type Settled struct {
+	UserID  int64
+	Seq     int64
+	Verdict Verdict
+	// Standing is the order that stands, with VerdictConflict.
+	Standing orderid.Position
+}
+
+// Settlement is one entry with the verdicts of all its orders, each committed
+// in the database.
+type Settlement struct {
+	Partition int
+	EntryID   string
+	Epoch     int64
+	VoucherID int64
+	Orders    []Settled
+}
+
+// SettleResult is what settling an entry came to.
+type SettleResult struct {
+	// Settled is false where the entry had been settled before.
+	Settled bool
+	// Units that came back to stock.
+	Units int64
+	Err   error
+}
+
+// ErrStaleEpoch means that the ledger is of another epoch. No effect.
+var ErrStaleEpoch = errors.New("ledger is of another epoch")
+
+// Settle acknowledges entries, all in one pipeline, and answers for each in
+// their order. Errors per entry: ErrStaleEpoch, ErrRefused, ErrFault (no
+// effect) and ErrUnknown (repeat it: the entry is the token, so it counts
+// once).
+func Settle(ctx context.Context, client rueidis.CoreClient, settlements []Settlement) []SettleResult {
+	results := make([]SettleResult, len(settlements))
+	commands := make([]rueidis.Completed, len(settlements))
+	for i := range settlements {
+		commands[i] = settlements[i].command(client)
+	}
+	for i, answer := range client.DoMulti(ctx, commands...) {
+		reply, err := answer.ToArray()
+		if err = classify(err); errors.Is(err, ErrNoScript) {
+			reply, err = settlements[i].retry(ctx, client)
+		}
+		if err != nil {
+			results[i].Err = fmt.Errorf("settling entry %s: %w", settlements[i].EntryID, err)
+			continue
+		}
+		results[i] = parseSettleReply(settlements[i], reply)
+	}
+	return results
+}
+
+func (s *Settlement) retry(ctx context.Context, client rueidis.CoreClient) ([]rueidis.RedisMessage, error) {
+	if err := load(ctx, client, settle); err != nil {
+		return nil, err
+	}
+	reply, err := client.Do(ctx, s.command(client)).ToArray()
+	return reply, classify(err)
+}
+
+func (s *Settlement) command(client rueidis.CoreClient) rueidis.Completed {
+	keys := []string{
+		MetaKey(s.Partition),
+		VoucherKey(s.Partition, s.Epoch, s.VoucherID),
+		BuyersKey(s.Partition, s.Epoch, s.VoucherID),
+		OutcomesKey(s.Partition, s.Epoch, s.VoucherID),
+		OrdersKey(s.Partition, s.Epoch),
+	}
+	args := make([]string, 0, len(settle.args)+len(settle.repeated)*len(s.Orders))
+	args = append(args, Group, s.EntryID, strconv.FormatInt(s.Epoch, 10))
+	for _, order := range s.Orders {
+		standing := ""
+		if order.Verdict == VerdictConflict {
+			standing = formatPosition(order.Standing.Epoch, order.Standing.Seq)
+		}
+		args = append(args, strconv.FormatInt(order.UserID, 10), strconv.FormatInt(order.Seq, 10), string(rune(order.Verdict)), standing)
+	}
+	return settle.command(client, keys, args)
+}
+
+func parseSettleReply(s Settlement, reply []rueidis.RedisMessage) SettleResult {
+	if len(reply) == 0 {
+		return SettleResult{Err: fmt.Errorf("%w: settle answered nothing", ErrFault)}
+	}
+	name, detail, err := status(reply)
+	switch {
+	case err != nil:
+		return SettleResult{Err: err}
+	case name == "SETTLED" && len(reply) == 3:
+		units, err := reply[2].AsInt64()
+		if err != nil {
+			return SettleResult{Err: fmt.Errorf("%w: settle answered %s: %w", ErrFault, detail, err)}
+		}
+		return SettleResult{Settled: true, Units: units}
+	case name == "NO_TOKEN":
+		return SettleResult{}
+	case name == "STALE_EPOCH":
+		return SettleResult{Err: fmt.Errorf("settling entry %s of epoch %d: %w: %s", s.EntryID, s.Epoch, ErrStaleEpoch, detail)}
+	}
+	return SettleResult{Err: fmt.Errorf("%w: settle answered %s %s", ErrFault, name, detail)}
+}
