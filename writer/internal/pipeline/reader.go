@@ -1,0 +1,292 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/seckill/seckill/pkg/faultpoint"
+	"github.com/seckill/seckill/pkg/ledger"
+	"github.com/seckill/seckill/pkg/telemetry"
+)
+
+// reader takes one partition's entries: new ones, and those of consumers that
+// died. It never reads ahead of free slots: an entry grows idle from its
+// delivery on, wherever it waits.
+type reader struct {
+	*Pipeline
+	partition int
+	log       *slog.Logger
+	// epoch of the ledger that is being read, 0 for none.
+	epoch atomic.Int64
+	// perEntry is the recent mean of orders an entry.
+	perEntry float64
+	nextScan time.Time
+
+	mu     sync.Mutex
+	inHand map[string]bool
+	state  string
+}
+
+// What a reader's health may be.
+const (
+	stateReading = "reading"
+	stateNone    = "no ledger"
+	stateBroken  = "unreadable"
+)
+
+// scanCount is how many entries one page of a takeover asks for at most; Redis
+// looks at ten times as many.
+const scanCount = 64
+
+func newReader(p *Pipeline, partition int) *reader {
+	return &reader{
+		Pipeline: p, partition: partition, perEntry: 1, inHand: map[string]bool{}, state: "starting",
+		log: p.Logger.With(telemetry.KeyPartition, partition),
+	}
+}
+
+// run reads until ctx ends. Every error backs off, up to retryMax.
+func (r *reader) run(ctx context.Context) {
+	retry := newBackOff()
+	for ctx.Err() == nil {
+		err := r.turn(ctx)
+		if err == nil {
+			retry.Reset()
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		wait(ctx, retry.NextBackOff())
+	}
+}
+
+// turn is one round: look at meta, take over if it is time, read.
+func (r *reader) turn(ctx context.Context) error {
+	callCtx, cancel := context.WithTimeout(ctx, readMargin)
+	meta, err := ledger.ReadMeta(callCtx, r.Client, r.partition)
+	cancel()
+	switch {
+	case err != nil:
+		return r.broken(err)
+	case !meta.Exists:
+		r.epoch.Store(0)
+		r.setState(stateNone)
+		return fmt.Errorf("partition %d: %w", r.partition, ledger.ErrMissing)
+	}
+	// Another epoch is another stream: what was left in the old one is the
+	// guardian's matter.
+	if old := r.epoch.Swap(meta.Epoch); old != meta.Epoch {
+		r.nextScan = time.Time{}
+		r.log.Info("reading a ledger", telemetry.KeyEpoch, meta.Epoch)
+	}
+	if !r.database.up() {
+		// Claiming now would only take from others what cannot be written, and
+		// raise delivery counts. New entries are as well off in the stream.
+		return wait(ctx, retryMax/4)
+	}
+	if now := time.Now(); now.After(r.nextScan) {
+		if err := r.takeOver(ctx, meta.Epoch); err != nil {
+			return r.broken(err)
+		}
+		// Jitter keeps a fleet that started together from scanning together.
+		r.nextScan = now.Add(time.Duration(float64(r.MinIdle) * (0.4 + 0.2*rand.Float64())))
+	}
+	if err := r.readNew(ctx, meta.Epoch); err != nil {
+		return r.broken(err)
+	}
+	r.setState(stateReading)
+	return nil
+}
+
+// readNew takes what is there at once, as much as a batch; where there is
+// nothing it waits for one entry, with one entry's slots, so that idle
+// partitions do not hold slots that busy ones could use.
+func (r *reader) readNew(ctx context.Context, epoch int64) error {
+	count := max(1, int(float64(r.BatchMax)/r.perEntry))
+	n, err := r.read(ctx, epoch, r.BatchMax, count, 0)
+	if err != nil || n > 0 {
+		return err
+	}
+	_, err = r.read(ctx, epoch, ledger.MaxBatch, 1, r.Block)
+	return err
+}
+
+func (r *reader) read(ctx context.Context, epoch int64, reserve, count int, block time.Duration) (int, error) {
+	if err := r.slots.reserve(ctx, reserve); err != nil {
+		return 0, err
+	}
+	// A stop does not cancel a read: an entry delivered in that moment would lie
+	// in our name until somebody takes it over.
+	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), block+readMargin)
+	defer cancel()
+	client := r.Client
+	if block > 0 {
+		client = r.Reader
+	}
+	raw, err := ledger.ReadNew(readCtx, client, r.partition, epoch, r.Consumer, int64(count), block)
+	if len(raw) > 0 {
+		faultpoint.Reach(faultpoint.WriterAfterRead)
+	}
+	orders := r.take(epoch, raw, reserve)
+	r.metrics.read.Add(float64(orders))
+	return len(raw), err
+}
+
+// takeOver scans the whole pending list once for entries that lay idle for
+// MinIdle, page by page to its end: empty pages on the way mean nothing.
+func (r *reader) takeOver(ctx context.Context, epoch int64) error {
+	cursor := ledger.ClaimEnd
+	var taken int
+	defer func() {
+		if taken > 0 {
+			r.log.Info("took over orders", telemetry.KeyOrders, taken)
+		}
+	}()
+	for ctx.Err() == nil {
+		count := min(scanCount, max(1, int(float64(r.BatchMax)/r.perEntry)))
+		if err := r.slots.reserve(ctx, r.BatchMax); err != nil {
+			return err
+		}
+		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readMargin)
+		claimed, err := ledger.Claim(callCtx, r.Client, r.partition, epoch, r.Consumer, r.MinIdle, cursor, int64(count))
+		cancel()
+		if len(claimed.Entries) > 0 {
+			faultpoint.Reach(faultpoint.WriterAfterClaim)
+		}
+		orders := r.take(epoch, claimed.Entries, r.BatchMax)
+		taken += orders
+		r.metrics.reclaimed.Add(float64(orders))
+		if err != nil {
+			return err
+		}
+		if len(claimed.Lost) > 0 {
+			r.metrics.lostEntries.Add(float64(len(claimed.Lost)))
+			r.log.Error("pending entries are no longer in the stream", telemetry.KeyEntryID, strings.Join(claimed.Lost, " "))
+			r.Alarm.PartitionFault(r.partition, "entries were removed from the stream before they were settled: "+strings.Join(claimed.Lost, " "))
+		}
+		if claimed.Next == ledger.ClaimEnd {
+			return nil
+		}
+		cursor = claimed.Next
+	}
+	return ctx.Err()
+}
+
+// take decodes entries, brings the reservation to what came and passes them
+// on. Entries that are in hand already are left out: a scan finds our own, too.
+func (r *reader) take(epoch int64, raw []ledger.RawEntry, reserved int) int {
+	orders := 0
+	entries := make([]ledger.Entry, 0, len(raw))
+	for _, e := range raw {
+		entry, err := ledger.DecodeEntry(r.partition, e.ID, e.Fields)
+		if err == nil && (entry.Epoch != epoch || ledger.Partition(entry.VoucherID, r.Partitions) != r.partition) {
+			err = fmt.Errorf("%w: entry %s: voucher %d, epoch %d does not belong here", ledger.ErrMalformed, e.ID, entry.VoucherID, entry.Epoch)
+		}
+		if err != nil {
+			// It stays pending: a newer writer may know its version, and what no
+			// writer can read must be seen by a person before it goes.
+			r.metrics.undecodable.Inc()
+			r.log.Error("entry left pending", telemetry.KeyEntryID, e.ID, telemetry.KeyErr, err)
+			continue
+		}
+		if !r.hold(e.ID) {
+			continue
+		}
+		entries = append(entries, entry)
+		orders += len(entry.Orders)
+	}
+	r.slots.correct(reserved, orders)
+	if len(entries) > 0 {
+		r.perEntry = 0.8*r.perEntry + 0.2*float64(orders)/float64(len(entries))
+	}
+	for _, entry := range entries {
+		r.entries <- entry
+	}
+	return orders
+}
+
+func (r *reader) hold(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.inHand[id] {
+		return false
+	}
+	r.inHand[id] = true
+	return true
+}
+
+// drop ends the holding of an entry, settled or left pending.
+func (r *reader) drop(entry ledger.Entry) {
+	r.mu.Lock()
+	delete(r.inHand, entry.ID)
+	r.mu.Unlock()
+	r.slots.release(len(entry.Orders))
+}
+
+// broken notes why nothing can be read. The guardian watches the ledger by
+// itself, so a missing group needs no message to it.
+func (r *reader) broken(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	r.metrics.readErrors.Inc()
+	if r.setState(stateBroken) {
+		r.log.Warn("reading entries", telemetry.KeyErr, err)
+	}
+	return err
+}
+
+// setState tells whether the state is a new one.
+func (r *reader) setState(state string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed := r.state != state
+	r.state = state
+	return changed
+}
+
+func (r *reader) part() telemetry.Part {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return telemetry.Part{
+		Name:    fmt.Sprintf("reader.%d", r.partition),
+		Serving: r.state == stateReading,
+		State:   r.state,
+	}
+}
+
+const (
+	retryMin = 50 * time.Millisecond
+	// retryMax keeps a writer that cannot read or write from being a load, and
+	// is what a recovery may take longer than it must.
+	retryMax = 2 * time.Second
+)
+
+func newBackOff() *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.RandomizationFactor = retryMin, retryMax, 0.3
+	b.Reset()
+	return b
+}
+
+// wait waits for d or until ctx ends.
+func wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
