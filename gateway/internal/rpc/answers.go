@@ -1,0 +1,175 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
+
+	"github.com/seckill/seckill/gateway/internal/admit"
+	"github.com/seckill/seckill/pkg/ledger"
+	"github.com/seckill/seckill/pkg/orderid"
+	"github.com/seckill/seckill/pkg/rpcserver"
+)
+
+// The delays after which a caller may try again. Short where the next call may
+// well succeed; longer where something must be repaired first, and where the
+// same callers coming back at once would keep the trouble going.
+const (
+	retrySoon  = 100 * time.Millisecond
+	retryLater = time.Second
+	retryFixed = 5 * time.Second
+)
+
+// Every status is made once: in bad moments thousands of callers get the same.
+var (
+	statusOverloaded = rpcserver.Error(codes.ResourceExhausted, seckillv1.ErrorReason_ERROR_REASON_OVERLOADED,
+		"too many grabs are waiting; nothing was taken", rpcserver.WithRetryAfter(retrySoon))
+	statusBusy = rpcserver.Error(codes.ResourceExhausted, seckillv1.ErrorReason_ERROR_REASON_OVERLOADED,
+		"too many orders are in flight; nothing was taken", rpcserver.WithRetryAfter(retryLater))
+	statusVoucherNotFound = rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_VOUCHER_NOT_FOUND,
+		"no such voucher, or it was never opened")
+	statusVoucherArchived = rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_VOUCHER_ARCHIVED,
+		"the voucher's sale is over and archived")
+	statusOrderNotFound = rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_ORDER_NOT_FOUND,
+		"the user has no such order")
+	statusRebuilding = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REBUILDING,
+		"the voucher's partition is closed until its ledger is proven; nothing was taken", rpcserver.WithRetryAfter(retryLater))
+	statusScriptVersion = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SCRIPT_VERSION,
+		"the writers have not loaded the script of this gateway's version; nothing was taken", rpcserver.WithRetryAfter(retryFixed))
+	statusRedisUnreachable = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
+		"redis cannot be reached or refused the call; nothing was taken", rpcserver.WithRetryAfter(retryLater))
+	statusStarting = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
+		"the gateway has not found redis and its layout yet; nothing was taken", rpcserver.WithRetryAfter(retryLater))
+	statusLedgerFault = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_LEDGER_FAULT,
+		"the ledger answered something that it never should; nothing was taken", rpcserver.WithRetryAfter(retryFixed))
+	statusOutcomeUnknown = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN,
+		"the order may exist: repeat the grab, or ask GetOrder", rpcserver.WithRetryAfter(retrySoon))
+	statusShuttingDown = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN,
+		"the gateway is shutting down; nothing was taken", rpcserver.WithRetryAfter(retrySoon))
+)
+
+// statuses in the order in which they are looked for. An unknown outcome comes
+// first: whatever else went wrong, the caller must hear of that.
+var statuses = []struct{ err, status error }{
+	{admit.ErrOutcomeUnknown, statusOutcomeUnknown},
+	{admit.ErrOverloaded, statusOverloaded},
+	{admit.ErrBusy, statusBusy},
+	{admit.ErrVoucherNotFound, statusVoucherNotFound},
+	{admit.ErrVoucherArchived, statusVoucherArchived},
+	{admit.ErrClosed, statusRebuilding},
+	{admit.ErrScriptVersion, statusScriptVersion},
+	{admit.ErrRedisUnreachable, statusRedisUnreachable},
+	{admit.ErrLedgerFault, statusLedgerFault},
+	{admit.ErrClosing, statusShuttingDown},
+}
+
+// answerError is the status of an error of the backend. One that is not in the
+// list becomes INTERNAL further out.
+func answerError(err error) error {
+	for _, s := range statuses {
+		if errors.Is(err, s.err) {
+			return s.status
+		}
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return status.FromContextError(err).Err()
+	}
+	return err
+}
+
+var (
+	outcomes = map[ledger.Decision]seckillv1.Outcome{
+		ledger.DecisionAdmitted:   seckillv1.Outcome_OUTCOME_ADMITTED,
+		ledger.DecisionSoldOut:    seckillv1.Outcome_OUTCOME_SOLD_OUT,
+		ledger.DecisionNotStarted: seckillv1.Outcome_OUTCOME_NOT_STARTED,
+		ledger.DecisionEnded:      seckillv1.Outcome_OUTCOME_ENDED,
+		ledger.DecisionPaused:     seckillv1.Outcome_OUTCOME_PAUSED,
+	}
+	durabilities = map[ledger.Durability]seckillv1.Durability{
+		ledger.DurabilityStrict: seckillv1.Durability_DURABILITY_STRICT,
+		ledger.DurabilityFast:   seckillv1.Durability_DURABILITY_FAST,
+	}
+	markStates = map[ledger.MarkState]seckillv1.OrderState{
+		ledger.MarkAdmitted:  seckillv1.OrderState_ORDER_STATE_PENDING,
+		ledger.MarkPersisted: seckillv1.OrderState_ORDER_STATE_PERSISTED,
+		ledger.MarkHeld:      seckillv1.OrderState_ORDER_STATE_HELD,
+	}
+)
+
+func (s *Service) answerGrab(req *seckillv1.GrabRequest, result admit.Result) *seckillv1.GrabResponse {
+	if result.Decision != ledger.DecisionAdmitted {
+		return s.cache.refusal(outcomes[result.Decision], result.DecidedAt)
+	}
+	at := timestamppb.New(result.DecidedAt)
+	order := &seckillv1.Order{
+		OrderId: s.ids.Encode(result.Order), UserId: req.GetUserId(), VoucherId: result.Order.VoucherID,
+		State: markStates[result.State],
+	}
+	if !result.Replayed {
+		order.AdmittedAt, order.Reference = at, req.GetReference()
+	}
+	return &seckillv1.GrabResponse{
+		Outcome: seckillv1.Outcome_OUTCOME_ADMITTED, Order: order, Replayed: result.Replayed,
+		Durability: durabilities[result.Durability], DecidedAt: at,
+	}
+}
+
+// refusalCache keeps the last refusal of each outcome. Nearly all Grabs of a
+// sale are refused, those of one batch at the same millisecond: they share one
+// message, which nobody changes.
+type refusalCache [seckillv1.Outcome_OUTCOME_PAUSED + 1]atomic.Pointer[refusal]
+
+type refusal struct {
+	at       time.Time
+	response *seckillv1.GrabResponse
+}
+
+func (c *refusalCache) refusal(outcome seckillv1.Outcome, at time.Time) *seckillv1.GrabResponse {
+	last := c[outcome].Load()
+	if last == nil || !last.at.Equal(at) {
+		last = &refusal{at, &seckillv1.GrabResponse{Outcome: outcome, DecidedAt: timestamppb.New(at)}}
+		c[outcome].Store(last)
+	}
+	return last.response
+}
+
+// answerGetOrder says what was found of a user's order: by its voucher where
+// at.Seq is 0, else of the position that an order_id decoded to, which counts
+// only if the mark or the outcome there is this user's.
+func (s *Service) answerGetOrder(userID int64, at orderid.Position, found admit.Found) (*seckillv1.GetOrderResponse, error) {
+	order := func(at orderid.Position, state seckillv1.OrderState) (*seckillv1.GetOrderResponse, error) {
+		return &seckillv1.GetOrderResponse{Order: &seckillv1.Order{
+			OrderId: s.ids.Encode(at), UserId: userID, VoucherId: at.VoucherID, State: state,
+		}}, nil
+	}
+	if mark := found.Mark; mark != nil && (at.Seq == 0 || mark.Position(at.VoucherID) == at) {
+		return order(mark.Position(at.VoucherID), markStates[mark.State])
+	}
+	// Outcomes are kept by seq within the epoch of the ledger.
+	if outcome := found.Outcome; at.Seq > 0 && outcome.UserID == userID && at.Epoch == found.Epoch {
+		switch outcome.Verdict {
+		case ledger.VerdictHeld:
+			return order(at, seckillv1.OrderState_ORDER_STATE_HELD)
+		case ledger.VerdictConflict:
+			return order(outcome.Standing, seckillv1.OrderState_ORDER_STATE_PERSISTED)
+		case ledger.VerdictRejected:
+			return order(at, seckillv1.OrderState_ORDER_STATE_REJECTED)
+		case ledger.VerdictCancelled:
+			return order(at, seckillv1.OrderState_ORDER_STATE_CANCELLED)
+		}
+	}
+	switch {
+	case found.Refusal != nil:
+		return nil, answerError(found.Refusal)
+	case found.Voucher == ledger.VoucherArchived:
+		return nil, statusVoucherArchived
+	}
+	return nil, statusOrderNotFound
+}

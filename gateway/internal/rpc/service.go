@@ -1,0 +1,168 @@
+// Package rpc is the edge of the gateway: it validates a request, hands it on,
+// and shapes the answer. It decides nothing about a sale.
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/metadata"
+
+	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
+
+	"github.com/seckill/seckill/gateway/internal/admit"
+	"github.com/seckill/seckill/pkg/orderid"
+	"github.com/seckill/seckill/pkg/rpcserver"
+)
+
+// maxReference is the most bytes of a caller's reference.
+const maxReference = 64
+
+// Backend is what the service hands a valid request to.
+type Backend interface {
+	Grab(ctx context.Context, userID, voucherID int64, reference, traceparent string) (admit.Result, error)
+	Find(ctx context.Context, voucherID, userID, seq int64) (admit.Found, error)
+}
+
+// Service is the SeckillService. Until Use it answers that Redis cannot be
+// reached, which is what the gateway is waiting for.
+type Service struct {
+	seckillv1.UnimplementedSeckillServiceServer
+	ids     *orderid.Codec
+	backend atomic.Pointer[Backend]
+	cache   refusalCache
+}
+
+// New makes a Service that names orders by the codec.
+func New(ids *orderid.Codec) *Service { return &Service{ids: ids} }
+
+// Use sets the backend. It may be called while the service is serving.
+func (s *Service) Use(b Backend) { s.backend.Store(&b) }
+
+// Grab implements SeckillService.
+func (s *Service) Grab(ctx context.Context, req *seckillv1.GrabRequest) (*seckillv1.GrabResponse, error) {
+	if err := checkGrab(req); err != nil {
+		return nil, err
+	}
+	backend := s.backend.Load()
+	if backend == nil {
+		return nil, statusStarting
+	}
+	result, err := (*backend).Grab(ctx, req.GetUserId(), req.GetVoucherId(), req.GetReference(), traceparent(ctx))
+	if err != nil {
+		return nil, answerError(err)
+	}
+	return s.answerGrab(req, result), nil
+}
+
+// GetOrder implements SeckillService.
+func (s *Service) GetOrder(ctx context.Context, req *seckillv1.GetOrderRequest) (*seckillv1.GetOrderResponse, error) {
+	if err := checkGetOrder(req); err != nil {
+		return nil, err
+	}
+	at := orderid.Position{VoucherID: req.GetVoucherId()}
+	if id, ok := req.GetKey().(*seckillv1.GetOrderRequest_OrderId); ok {
+		var err error
+		if at, err = s.ids.Decode(id.OrderId); err != nil {
+			return nil, statusOrderNotFound // the form is right, so it is forged
+		}
+	}
+	backend := s.backend.Load()
+	if backend == nil {
+		return nil, statusStarting
+	}
+	found, err := (*backend).Find(ctx, at.VoucherID, req.GetUserId(), at.Seq)
+	if err != nil {
+		return nil, answerError(err)
+	}
+	return s.answerGetOrder(req.GetUserId(), at, found)
+}
+
+func checkGrab(req *seckillv1.GrabRequest) error {
+	if req.GetUserId() > 0 && req.GetVoucherId() > 0 && len(req.GetReference()) <= maxReference && utf8.ValidString(req.GetReference()) {
+		return nil
+	}
+	var violations []rpcserver.FieldViolation
+	violations = checkID(violations, "user_id", req.GetUserId())
+	violations = checkID(violations, "voucher_id", req.GetVoucherId())
+	if n := len(req.GetReference()); n > maxReference {
+		violations = append(violations, rpcserver.FieldViolation{Field: "reference",
+			Description: fmt.Sprintf("must be at most %d bytes, has %d", maxReference, n)})
+	} else if !utf8.ValidString(req.GetReference()) {
+		violations = append(violations, rpcserver.FieldViolation{Field: "reference", Description: "must be valid UTF-8"})
+	}
+	return rpcserver.InvalidFields(violations)
+}
+
+func checkGetOrder(req *seckillv1.GetOrderRequest) error {
+	var violations []rpcserver.FieldViolation
+	violations = checkID(violations, "user_id", req.GetUserId())
+	switch key := req.GetKey().(type) {
+	case *seckillv1.GetOrderRequest_VoucherId:
+		violations = checkID(violations, "voucher_id", key.VoucherId)
+	case *seckillv1.GetOrderRequest_OrderId:
+		if !orderIDForm(key.OrderId) {
+			violations = append(violations, rpcserver.FieldViolation{Field: "order_id",
+				Description: fmt.Sprintf("must be %d characters of 0-9 and A-Z without I, L, O and U", orderid.Length)})
+		}
+	default:
+		violations = append(violations, rpcserver.FieldViolation{Field: "key", Description: "one of voucher_id and order_id is required"})
+	}
+	return rpcserver.InvalidFields(violations)
+}
+
+func checkID(violations []rpcserver.FieldViolation, field string, id int64) []rpcserver.FieldViolation {
+	if id > 0 {
+		return violations
+	}
+	return append(violations, rpcserver.FieldViolation{Field: field,
+		Description: "must be from 1 to 9223372036854775807, is " + strconv.FormatInt(id, 10)})
+}
+
+func orderIDForm(id string) bool {
+	if len(id) != orderid.Length {
+		return false
+	}
+	for _, c := range []byte(id) {
+		switch {
+		case c >= '0' && c <= '9':
+		case c >= 'A' && c <= 'Z' && c != 'I' && c != 'L' && c != 'O' && c != 'U':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// traceparent is the caller's W3C trace context, empty where there is none or
+// it has another form: it is carried with the order, so nothing unchecked is.
+func traceparent(ctx context.Context) string {
+	values := metadata.ValueFromIncomingContext(ctx, "traceparent")
+	if len(values) != 1 || !traceparentForm(values[0]) {
+		return ""
+	}
+	return values[0]
+}
+
+// traceparentForm accepts version 00: 00-<32 hex>-<16 hex>-<2 hex>, lower case,
+// ids not all zero.
+func traceparentForm(s string) bool {
+	const (
+		length = 55
+		zeros  = "00000000000000000000000000000000"
+	)
+	if len(s) != length || s[:3] != "00-" || s[35] != '-' || s[52] != '-' {
+		return false
+	}
+	for _, part := range []string{s[3:35], s[36:52], s[53:]} {
+		for _, c := range []byte(part) {
+			if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+				return false
+			}
+		}
+	}
+	return s[3:35] != zeros && s[36:52] != zeros[:16]
+}
