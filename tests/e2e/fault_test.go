@@ -1,0 +1,343 @@
+package e2e
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/seckill/seckill/pkg/devstack"
+	"github.com/seckill/seckill/pkg/faultpoint"
+	"github.com/seckill/seckill/pkg/ledger"
+	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
+	"github.com/seckill/seckill/tests/internal/stack"
+)
+
+func createRequest(voucherID, total int64) *seckillv1.CreateVoucherRequest {
+	now := time.Now()
+	return &seckillv1.CreateVoucherRequest{
+		VoucherId: voucherID, Total: total,
+		BeginTime: timestamppb.New(now.Add(-time.Minute)), EndTime: timestamppb.New(now.Add(time.Hour)),
+	}
+}
+
+// A writer is killed by SIGKILL at every point of an entry's way, and a peer
+// finishes: one row each, the stock right, nothing pending.
+func TestWriter_KilledAtEveryPointOfTheWay(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Writers: 1, Partitions: 1, BuildTags: []string{"faultpoint"}})
+	// The first writer only guards and serves the API; it reads nothing while it
+	// is stopped.
+	voucher := int64(0)
+	for _, point := range []faultpoint.Point{
+		faultpoint.WriterAfterRead, faultpoint.WriterBeforeCommit, faultpoint.WriterAfterCommit, faultpoint.WriterAfterSettle,
+	} {
+		t.Run(string(point), func(t *testing.T) {
+			voucher++
+			s.MustOpenVoucher(t, voucher, 500)
+			require.NoError(t, s.Writer(0).Pause())
+			dying, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(point)})
+			require.NoError(t, err)
+			answers, errs := crowd(ctx, t, s, voucher, 1, 200)
+			require.Empty(t, errs)
+			require.Equal(t, int64(200), count(answers, seckillv1.Outcome_OUTCOME_ADMITTED))
+			died(t, dying)
+			require.NoError(t, s.Writer(0).Resume())
+			proven(ctx, t, s, voucher, 200)
+			persisted(ctx, t, s, voucher, answers)
+		})
+	}
+	t.Run("in the middle of a takeover", func(t *testing.T) {
+		voucher++
+		s.MustOpenVoucher(t, voucher, 500)
+		require.NoError(t, s.Writer(0).Pause())
+		first, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(faultpoint.WriterAfterRead)})
+		require.NoError(t, err)
+		answers, errs := crowd(ctx, t, s, voucher, 1, 200)
+		require.Empty(t, errs)
+		died(t, first)
+		second, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(faultpoint.WriterAfterClaim)})
+		require.NoError(t, err)
+		died(t, second)
+		require.NoError(t, s.Writer(0).Resume())
+		proven(ctx, t, s, voucher, 200)
+		persisted(ctx, t, s, voucher, answers)
+	})
+}
+
+func died(t *testing.T, p *stack.Process) {
+	t.Helper()
+	select {
+	case <-p.Done():
+	case <-time.After(patience):
+		t.Fatalf("%s did not reach its point:\n%s", p.Name, p.Output())
+	}
+}
+
+// A paused writer wakes up when others have finished its work.
+func TestWriter_PausedBeyondTakeoverDoesNoHarm(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Writers: 2, Partitions: 1})
+	s.MustOpenVoucher(t, 1, 2000)
+	release, err := s.HoldVoucherRow(ctx, 1)
+	require.NoError(t, err)
+	answers, errs := crowd(ctx, t, s, 1, 1, 400)
+	require.Empty(t, errs)
+	paused := s.Writer(0)
+	if _, held, err := s.Held(ctx, 1, paused.Name); err != nil || held == 0 {
+		paused = s.Writer(1)
+	}
+	require.Eventually(t, func() bool {
+		_, held, err := s.Held(ctx, 1, paused.Name)
+		return err == nil && held > 0
+	}, patience, 10*time.Millisecond)
+	require.NoError(t, paused.Pause())
+	release()
+	settled(ctx, t, s, 1)
+	require.NoError(t, paused.Resume())
+	require.NoError(t, paused.AwaitServing(ctx, ""))
+	more, errs := crowd(ctx, t, s, 1, 1000, 400)
+	require.Empty(t, errs)
+	proven(ctx, t, s, 1, 800)
+	persisted(ctx, t, s, 1, answers)
+	persisted(ctx, t, s, 1, more)
+}
+
+func TestWriter_SIGTERMUnderLoadLosesNothing(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Writers: 2, Partitions: 8})
+	s.MustOpenVoucher(t, 1, 100_000)
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	var user atomic.Int64
+	var failures sync.Map
+	for range 32 {
+		load.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				u := user.Add(1)
+				if _, err := grab(ctx, s.Seckill(0), u, 1); err != nil {
+					failures.Store(u, err)
+				}
+			}
+		})
+	}
+	require.Eventually(t, func() bool { rows, err := s.Rows(ctx, 1); return err == nil && rows > 500 }, patience, 10*time.Millisecond)
+	require.NoError(t, s.Writer(0).Stop(15*time.Second))
+	require.Zero(t, s.Writer(0).ExitCode())
+	close(stop)
+	load.Wait()
+	failures.Range(func(key, value any) bool { t.Errorf("user %v: %v", key, value); return true })
+	proven(ctx, t, s, 1, user.Load())
+}
+
+// The proxy delivers the script call and swallows the reply.
+func TestGateway_SwallowedReplyStillAnswersTheOrder(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Gateways: -1, Writers: 1, Partitions: 1})
+	proxy := devstack.TestProxy(t, s.Redis.Addr())
+	_, err := s.StartGateway(ctx, "--redis-addr="+proxy.Addr())
+	require.NoError(t, err)
+	s.MustOpenVoucher(t, 1, 10)
+	before := proxy.Swallowed()
+	proxy.SwallowReplies()
+	done := make(chan *seckillv1.GrabResponse, 1)
+	failed := make(chan error, 1)
+	go func() {
+		answer, err := grab(ctx, s.Seckill(0), 7, 1)
+		if err != nil {
+			failed <- err
+			return
+		}
+		done <- answer
+	}()
+	require.Eventually(t, func() bool {
+		books, err := s.Ledger(ctx, 1)
+		return err == nil && books.Seq == 1
+	}, patience, time.Millisecond, "the call was delivered")
+	require.Eventually(t, func() bool { return proxy.Swallowed() > before }, patience, time.Millisecond)
+	proxy.CutAll()
+	proxy.Pass()
+	select {
+	case answer := <-done:
+		require.Equal(t, seckillv1.Outcome_OUTCOME_ADMITTED, answer.GetOutcome())
+		require.True(t, answer.GetReplayed())
+		position, err := s.OrderIDs().Decode(answer.GetOrder().GetOrderId())
+		require.NoError(t, err)
+		require.Equal(t, int64(1), position.Seq)
+	case err := <-failed:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		require.Fail(t, "no answer")
+	}
+	proven(ctx, t, s, 1, 1)
+}
+
+// FLUSHALL with orders in flight, then a writer restarts: nothing is sold,
+// nothing is made again, the reason is shown.
+func TestRedis_FlushallStaysClosedAndSaysWhy(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Writers: 1, Partitions: 1})
+	s.MustOpenVoucher(t, 1, 200)
+	require.NoError(t, s.Writer(0).Pause())
+	answers, errs := crowd(ctx, t, s, 1, 1, 100)
+	require.Empty(t, errs)
+	require.Equal(t, int64(100), count(answers, seckillv1.Outcome_OUTCOME_ADMITTED))
+	require.NoError(t, s.Client().Do(ctx, s.Client().B().Flushall().Build()).Error())
+	s.Writer(0).Kill()
+	writer, err := s.LaunchWriter(ctx, nil)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		page, err := healthz(ctx, writer)
+		return err == nil && strings.Contains(page, "ledger is missing")
+	}, patience, 50*time.Millisecond)
+	for user := int64(1); user <= 10; user++ { // buyers and strangers alike
+		_, err := grab(ctx, s.Seckill(0), user*50, 1)
+		require.Equal(t, codes.Unavailable, status.Code(err))
+		requireReason(t, err, seckillv1.ErrorReason_ERROR_REASON_REBUILDING)
+		_, retry := reason(err)
+		require.True(t, retry)
+	}
+	exists, err := s.Client().Do(ctx, s.Client().B().Exists().Key(ledger.MetaKey(0), ledger.VoucherKey(0, 1, 1)).Build()).AsInt64()
+	require.NoError(t, err)
+	require.Zero(t, exists)
+}
+
+func TestRedis_DeletedVoucherIsNotMadeAgain(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Writers: 2, Partitions: 1})
+	s.MustOpenVoucher(t, 1, 200)
+	_, errs := crowd(ctx, t, s, 1, 1, 50)
+	require.Empty(t, errs)
+	require.NoError(t, s.Client().Do(ctx, s.Client().B().Del().Key(ledger.VoucherKey(0, 1, 1)).Build()).Error())
+	require.Eventually(t, func() bool {
+		_, err := grab(ctx, s.Seckill(0), 999, 1)
+		name, _ := reason(err)
+		return name == seckillv1.ErrorReason_ERROR_REASON_REBUILDING.String()
+	}, patience, 50*time.Millisecond)
+	require.NoError(t, s.Writer(0).Stop(15*time.Second))
+	_, err := s.LaunchWriter(ctx, nil)
+	require.NoError(t, err)
+	require.Never(t, func() bool {
+		exists, err := s.Client().Do(ctx, s.Client().B().Exists().Key(ledger.VoucherKey(0, 1, 1)).Build()).AsInt64()
+		return err != nil || exists != 0
+	}, 2*time.Second, 100*time.Millisecond)
+}
+
+// Redis is killed by SIGKILL in the middle of a sale and comes back: every
+// acknowledged order becomes a row, and the sale goes on by itself.
+func TestRedis_KilledUnderLoadLosesNoAcknowledgedOrder(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Gateways: 2, Writers: 2, Partitions: 8})
+	s.MustOpenVoucher(t, 1, 100_000)
+	answers, errs := map[int64]*seckillv1.GrabResponse{}, map[int64]error{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		answers, errs = crowd(ctx, t, s, 1, 1, 6000)
+	}()
+	require.Eventually(t, func() bool { books, err := s.Ledger(ctx, 1); return err == nil && books.Seq > 1000 }, patience, time.Millisecond)
+	s.Redis.Kill()
+	require.NoError(t, s.Redis.Restart(ctx))
+	<-done
+	for _, err := range errs {
+		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+		name, retry := reason(err)
+		require.NotEmpty(t, name)
+		require.True(t, retry)
+	}
+	// The sale goes on, and whoever got no answer repeats.
+	require.NoError(t, s.Gateway(0).AwaitServing(ctx, "seckill.partition.1"))
+	again := map[int64]*seckillv1.GrabResponse{}
+	for user := range errs {
+		require.Eventually(t, func() bool {
+			answer, err := grab(ctx, s.Seckill(0), user, 1)
+			again[user] = answer
+			return err == nil
+		}, patience, 50*time.Millisecond)
+	}
+	proven(ctx, t, s, 1, 6000)
+	persisted(ctx, t, s, 1, answers)
+	persisted(ctx, t, s, 1, again)
+}
+
+// The database is gone for a while: the sale goes on, nothing is lost.
+func TestDatabase_KilledUnderLoadDelaysAndLosesNothing(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Writers: 2, Partitions: 8})
+	s.MustOpenVoucher(t, 1, 10_000)
+	first, errs := crowd(ctx, t, s, 1, 1, 500)
+	require.Empty(t, errs)
+	s.Database.Kill()
+	second, errs := crowd(ctx, t, s, 1, 501, 1500)
+	require.Empty(t, errs, "the gateway needs no database")
+	require.Eventually(t, func() bool {
+		callCtx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		_, err := s.Vouchers(0).GetVoucher(callCtx, &seckillv1.GetVoucherRequest{VoucherId: 1})
+		name, _ := reason(err)
+		return status.Code(err) == codes.Unavailable && name == seckillv1.ErrorReason_ERROR_REASON_DATABASE_UNREACHABLE.String()
+	}, patience, 100*time.Millisecond)
+	require.NoError(t, s.Database.Restart(ctx))
+	proven(ctx, t, s, 1, 2000)
+	persisted(ctx, t, s, 1, first)
+	persisted(ctx, t, s, 1, second)
+}
+
+// Both processes start before their servers, wait, and then serve.
+func TestStart_WaitsForServersThatAreDown(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Writers: 1, Partitions: 1})
+	s.MustOpenVoucher(t, 1, 10)
+	require.NoError(t, s.Gateway(0).Stop(15*time.Second))
+	require.NoError(t, s.Writer(0).Stop(15*time.Second))
+	s.Redis.Kill()
+	s.Database.Kill()
+	gateway, err := s.LaunchGateway(ctx, nil)
+	require.NoError(t, err)
+	writer, err := s.LaunchWriter(ctx, nil)
+	require.NoError(t, err)
+	for _, p := range []*stack.Process{gateway, writer} {
+		page, err := healthz(ctx, p)
+		require.NoError(t, err)
+		require.NotContains(t, page, `"serving":true,"status":"ok"`)
+		require.NoError(t, p.Signal(syscall.Signal(0)), "%s is alive", p.Name)
+	}
+	require.NoError(t, s.Database.Restart(ctx))
+	require.NoError(t, s.Redis.Restart(ctx))
+	require.NoError(t, writer.AwaitServing(ctx, ""))
+	require.NoError(t, gateway.AwaitServing(ctx, "", "seckill.partition.0"))
+	require.NotContains(t, gateway.Output()+writer.Output(), "goroutine ")
+	answer, err := grab(ctx, seckillv1.NewSeckillServiceClient(gateway.Conn()), 1, 1)
+	require.NoError(t, err)
+	require.Equal(t, seckillv1.Outcome_OUTCOME_ADMITTED, answer.GetOutcome())
+	proven(ctx, t, s, 1, 1)
+}
+
+func healthz(ctx context.Context, p *stack.Process) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Admin+"/healthz", nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	page, err := io.ReadAll(response.Body)
+	return string(page), err
+}
