@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"strconv"
@@ -57,6 +58,18 @@ func Load(path string) (*Codec, error) {
 		return nil, fmt.Errorf("order key file %s: %w", path, err)
 	}
 	c.file = fileInfo{loaded: true, mode: info.Mode()}
+	return c, nil
+}
+
+// LoadAndWarn reads a key file and logs a warning where Exposed is true.
+func LoadAndWarn(path string, log *slog.Logger) (*Codec, error) {
+	c, err := Load(path)
+	if err != nil {
+		return nil, err
+	}
+	if mode, exposed := c.Exposed(); exposed {
+		log.Warn("the order key file may be read by others", "file", path, "file_mode", mode.String())
+	}
 	return c, nil
 }
 

@@ -1,8 +1,10 @@
 package orderid
 
 import (
+	"bytes"
 	"crypto/aes"
 	"encoding/binary"
+	"log/slog"
 	"math/big"
 	"math/rand/v2"
 	"os"
@@ -278,6 +280,11 @@ func TestLoad_ReportsAFileThatOthersMayRead(t *testing.T) {
 	require.NoError(t, err)
 	_, exposed := c.Exposed()
 	require.False(t, exposed)
+	var said bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&said, nil))
+	_, err = LoadAndWarn(path, log)
+	require.NoError(t, err)
+	require.Empty(t, said.String())
 
 	for _, mode := range []os.FileMode{0o640, 0o604} {
 		require.NoError(t, os.Chmod(path, mode))
@@ -287,6 +294,12 @@ func TestLoad_ReportsAFileThatOthersMayRead(t *testing.T) {
 		require.True(t, exposed)
 		require.Equal(t, mode, got.Perm())
 	}
+	_, err = LoadAndWarn(path, log)
+	require.NoError(t, err)
+	require.Contains(t, said.String(), "may be read by others")
+	require.Contains(t, said.String(), path)
+	_, err = LoadAndWarn(path+".no", log)
+	require.Error(t, err)
 	_, exposed = newCodec(t, keyA).Exposed()
 	require.False(t, exposed)
 }

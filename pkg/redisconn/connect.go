@@ -12,19 +12,11 @@ import (
 	"os"
 	"strings"
 	"syscall"
-	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/redis/rueidis"
 
+	"github.com/seckill/seckill/pkg/retry"
 	"github.com/seckill/seckill/pkg/telemetry"
-)
-
-const (
-	// The first retry comes soon, since at a common start Redis is often only a
-	// moment late; the longest wait is what an operator will bear after a repair.
-	connectFirstWait   = 100 * time.Millisecond
-	connectLongestWait = 5 * time.Second
 )
 
 // Connect calls Client until it succeeds, with exponential backoff and jitter,
@@ -42,38 +34,12 @@ func (o Options) Connect(ctx context.Context, kind Kind, log *slog.Logger) (ruei
 	if kind == Blocking && o.BlockingPoolSize <= 0 {
 		return nil, errNoPoolSize
 	}
-	waits := backoff.NewExponentialBackOff()
-	waits.InitialInterval = connectFirstWait
-	waits.MaxInterval = connectLongestWait
-	waits.Multiplier = 2
-	waits.RandomizationFactor = 0.5
-
-	attempt, nextLogged := 0, 1
-	var last error
-	client, err := backoff.Retry(ctx,
-		func() (rueidis.Client, error) {
-			if err := ctx.Err(); err != nil {
-				return nil, backoff.Permanent(err)
-			}
-			attempt++
-			return o.Client(kind)
-		},
-		backoff.WithBackOff(waits),
-		backoff.WithMaxElapsedTime(0), // ctx is the bound
-		backoff.WithNotify(func(err error, wait time.Duration) {
-			if attempt >= nextLogged || last == nil || err.Error() != last.Error() {
-				log.Warn("redis cannot be connected to, trying again", telemetry.KeyErr, err, telemetry.KeyAddr, o.Addr,
-					telemetry.KeyAttempt, attempt, telemetry.KeyRetryInMS, wait.Milliseconds())
-			}
-			for nextLogged <= attempt {
-				nextLogged *= 2
-			}
-			last = err
-		}))
+	attempt := 0
+	client, err := retry.Until(ctx, log.With(telemetry.KeyAddr, o.Addr), "redis cannot be connected to, trying again", func() (rueidis.Client, error) {
+		attempt++
+		return o.Client(kind)
+	})
 	if err != nil {
-		if last != nil {
-			return nil, fmt.Errorf("connecting to redis: %w (after %d attempts, the last: %w)", err, attempt, last)
-		}
 		return nil, fmt.Errorf("connecting to redis: %w", err)
 	}
 	log.Info("redis connected", telemetry.KeyAddr, o.Addr, "kind", kind.String(), telemetry.KeyAttempt, attempt)

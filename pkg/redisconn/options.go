@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -54,7 +55,7 @@ const (
 // binaries embed them with `embed:"" prefix:"redis-"`; the names of the
 // environment variables are complete, so no envprefix may be added.
 type Options struct {
-	Addr          string `name:"addr" env:"SECKILL_REDIS_ADDR" default:"127.0.0.1:6379" placeholder:"HOST:PORT" help:"Address of the Redis server (any node of a Redis Cluster)."`
+	Addr          string `name:"addr" env:"SECKILL_REDIS_ADDR" default:"127.0.0.1:6379" help:"HOST:PORT of the Redis server (any node of a Redis Cluster)."`
 	Username      string `name:"username" env:"SECKILL_REDIS_USERNAME" help:"ACL user; empty is the default user of Redis."`
 	PasswordFile  string `name:"password-file" env:"SECKILL_REDIS_PASSWORD_FILE" type:"path" placeholder:"FILE" help:"File with the password; read again at every new connection."`
 	TLS           bool   `name:"tls" env:"SECKILL_REDIS_TLS" help:"Speak TLS to Redis."`
@@ -91,6 +92,28 @@ func (o Options) Validate() error {
 		}
 	}
 	return nil
+}
+
+// CheckFiles reports files that are named and cannot be opened.
+func (o Options) CheckFiles() error {
+	var problems []error
+	for _, file := range []struct{ flag, path string }{
+		{"--redis-password-file", o.PasswordFile},
+		{"--redis-tls-ca-file", o.TLSCAFile},
+		{"--redis-tls-cert-file", o.TLSCertFile},
+		{"--redis-tls-key-file", o.TLSKeyFile},
+	} {
+		if file.path == "" {
+			continue
+		}
+		f, err := os.Open(file.path)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", file.flag, err))
+			continue
+		}
+		f.Close()
+	}
+	return errors.Join(problems...)
 }
 
 // Client connects once and answers within a few seconds; it is an error where

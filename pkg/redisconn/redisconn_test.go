@@ -132,6 +132,18 @@ func TestValidate_RefusesSettingsThatContradict(t *testing.T) {
 }
 
 // The traps of the library, held where a later hand might fall in.
+func TestCheckFiles_NamesTheFlagsOfFilesThatCannotBeOpened(t *testing.T) {
+	there := filepath.Join(t.TempDir(), "there")
+	require.NoError(t, os.WriteFile(there, nil, 0o600))
+	require.NoError(t, Options{}.CheckFiles())
+	require.NoError(t, Options{PasswordFile: there, TLSCAFile: there, TLSCertFile: there, TLSKeyFile: there}.CheckFiles())
+	err := Options{PasswordFile: there + ".1", TLSCAFile: there, TLSCertFile: there + ".2", TLSKeyFile: there + ".3"}.CheckFiles()
+	for _, want := range []string{"--redis-password-file: open " + there + ".1", "--redis-tls-cert-file: open " + there + ".2", "--redis-tls-key-file: open " + there + ".3"} {
+		require.ErrorContains(t, err, want)
+	}
+	require.NotContains(t, err.Error(), "--redis-tls-ca-file")
+}
+
 func TestClientOption_KeepsClearOfKnownTraps(t *testing.T) {
 	for _, kind := range []Kind{Calls, Blocking} {
 		opt := Options{Addr: "a:1", BlockingPoolSize: 3}.clientOption(kind)

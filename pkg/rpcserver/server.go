@@ -74,8 +74,8 @@ var handlingBuckets = []float64{
 // Options configures New. A zero field takes the Default constant of its name,
 // if there is one.
 type Options struct {
-	Addr       string // host:port; port 0 picks a free one
-	Reflection bool   // register gRPC server reflection
+	Addr string // host:port; port 0 picks a free one
+	Settings
 
 	// DefaultDeadline is applied to a unary call whose caller set none, and
 	// MaxDeadline caps every unary call. Streams live as long as their owner
@@ -95,12 +95,6 @@ type Options struct {
 	DrainDelay time.Duration
 	// DrainTimeout is how long running calls may then take.
 	DrainTimeout time.Duration
-
-	// TLSCertFile and TLSKeyFile switch TLS on; with TLSClientCAFile clients must
-	// show a certificate signed by it. All are read again when they change.
-	TLSCertFile     string
-	TLSKeyFile      string
-	TLSClientCAFile string
 
 	Logger     *slog.Logger          // default: discards
 	Registerer prometheus.Registerer // nil: no metrics
@@ -135,12 +129,8 @@ func (o *Options) complete() error {
 		return errors.New("a duration or size is negative")
 	case o.DefaultDeadline > o.MaxDeadline:
 		return fmt.Errorf("the default deadline %s is above the longest one, %s", o.DefaultDeadline, o.MaxDeadline)
-	case (o.TLSCertFile == "") != (o.TLSKeyFile == ""):
-		return errors.New("a TLS certificate and its key must be given together")
-	case o.TLSClientCAFile != "" && o.TLSCertFile == "":
-		return errors.New("a TLS client CA needs a TLS certificate and key")
 	}
-	return nil
+	return o.Check()
 }
 
 // Server is one gRPC server with health, and reflection if wanted. Register
@@ -197,7 +187,7 @@ func New(o Options) (*Server, error) {
 		}),
 	}
 	if o.TLSCertFile != "" {
-		creds, err := newTLS(o, s.log)
+		creds, err := newTLS(o.Settings, s.log)
 		if err != nil {
 			return nil, err
 		}
@@ -207,7 +197,7 @@ func New(o Options) (*Server, error) {
 	s.grpc = grpc.NewServer(grpcOptions...)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	// grpc-go starts with SERVING; here the owner says so when it is true.
-	s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	s.SetServing("", false)
 	if o.Reflection {
 		reflection.Register(s.grpc)
 	}
@@ -221,6 +211,20 @@ func (s *Server) GRPC() *grpc.Server { return s.grpc }
 // NOT_SERVING: the owner sets it and its services by what it can really do.
 // From the beginning of the drain on, changes have no effect.
 func (s *Server) Health() *health.Server { return s.health }
+
+// SetServing says whether a service can be served; "" is the whole.
+func (s *Server) SetServing(service string, serving bool) {
+	status := healthpb.HealthCheckResponse_NOT_SERVING
+	if serving {
+		status = healthpb.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus(service, status)
+}
+
+// PartitionService is the name under which health tells of one partition.
+func PartitionService(partition int) string {
+	return fmt.Sprintf("seckill.partition.%d", partition)
+}
 
 // Draining is closed once no new calls are taken. A handler of a long stream
 // should then finish what it has and return, or it is cut off at DrainTimeout.

@@ -354,7 +354,7 @@ func TestServer_RefusesAMessageBeyondItsBound(t *testing.T) {
 
 func TestReflection_ListsServicesUnlessSwitchedOff(t *testing.T) {
 	list := func(on bool) (*reflectionpb.ServerReflectionResponse, error) {
-		r := start(t, Options{Reflection: on}, &service{})
+		r := start(t, Options{Settings: Settings{Reflection: on}}, &service{})
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		ss, err := reflectionpb.NewServerReflectionClient(r.dial(nil)).ServerReflectionInfo(ctx)
@@ -530,9 +530,9 @@ func TestNew_RefusesOptionsThatContradict(t *testing.T) {
 	for name, o := range map[string]Options{
 		"default above max": {DefaultDeadline: time.Minute, MaxDeadline: time.Second},
 		"negative":          {DrainTimeout: -1},
-		"cert without key":  {TLSCertFile: "x"},
-		"CA without cert":   {TLSClientCAFile: "x"},
-		"no such cert":      {TLSCertFile: "absent", TLSKeyFile: "absent"},
+		"cert without key":  {Settings: Settings{TLSCertFile: "x"}},
+		"CA without cert":   {Settings: Settings{TLSClientCAFile: "x"}},
+		"no such cert":      {Settings: Settings{TLSCertFile: "absent", TLSKeyFile: "absent"}},
 	} {
 		_, err := New(o)
 		require.Error(t, err, name)

@@ -1,6 +1,7 @@
 package rpcserver
 
 import (
+	"fmt"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -83,13 +84,16 @@ func InvalidField(field, description string) error {
 }
 
 // InvalidFields returns INVALID_ARGUMENT with a violation per field. The
-// message quotes the first one. It returns nil for an empty list, so that a
+// message quotes the first one and counts the others. It returns nil for an empty list, so that a
 // validator can collect and return.
 func InvalidFields(violations []FieldViolation) error {
 	if len(violations) == 0 {
 		return nil
 	}
 	msg := violations[0].Field + ": " + violations[0].Description
+	if more := len(violations) - 1; more > 0 {
+		msg += fmt.Sprintf(", and %d more", more)
+	}
 	return Error(codes.InvalidArgument, seckillv1.ErrorReason_ERROR_REASON_INVALID_FIELD, msg, withViolations(violations))
 }
 

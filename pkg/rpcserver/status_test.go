@@ -53,6 +53,7 @@ func TestInvalidFields_NamesEach(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
 	reason, _ := Reason(err)
 	require.Equal(t, seckillv1.ErrorReason_ERROR_REASON_INVALID_FIELD, reason)
+	require.Equal(t, "user_id: must be greater than 0, and 1 more", status.Convert(err).Message())
 	bad := status.Convert(err).Details()[1].(*errdetails.BadRequest)
 	require.Len(t, bad.FieldViolations, 2)
 	require.Equal(t, "reference", bad.FieldViolations[1].Field)

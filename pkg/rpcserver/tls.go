@@ -37,16 +37,16 @@ type fileStamp struct {
 	size     int64
 }
 
-func newTLS(o Options, log *slog.Logger) (credentials.TransportCredentials, error) {
-	c := &certificates{certFile: o.TLSCertFile, keyFile: o.TLSKeyFile, clientCAFile: o.TLSClientCAFile, log: log}
-	s, err := c.readStamp()
+func newTLS(s Settings, log *slog.Logger) (credentials.TransportCredentials, error) {
+	c := &certificates{certFile: s.TLSCertFile, keyFile: s.TLSKeyFile, clientCAFile: s.TLSClientCAFile, log: log}
+	found, err := c.readStamp()
 	if err == nil {
 		c.config, err = c.load()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("loading rpc TLS files: %w", err)
 	}
-	c.stamp = s
+	c.stamp = found
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {

@@ -89,7 +89,7 @@ func shownName(t *testing.T, r *running, a *authority) string {
 func TestTLS_FollowsRenewedFilesAndKeepsTheOldWhereTheNewAreBroken(t *testing.T) {
 	ca := newAuthority(t)
 	dir := t.TempDir()
-	o := Options{TLSCertFile: filepath.Join(dir, "tls.crt"), TLSKeyFile: filepath.Join(dir, "tls.key"), DrainTimeout: time.Second}
+	o := Options{Settings: Settings{TLSCertFile: filepath.Join(dir, "tls.crt"), TLSKeyFile: filepath.Join(dir, "tls.key")}, DrainTimeout: time.Second}
 	cert1, key1 := ca.issue("first")
 	write(t, o.TLSCertFile, cert1)
 	write(t, o.TLSKeyFile, key1)
@@ -121,10 +121,10 @@ func TestTLS_FollowsRenewedFilesAndKeepsTheOldWhereTheNewAreBroken(t *testing.T)
 func TestTLS_WantsAClientCertificateOfTheCurrentCA(t *testing.T) {
 	serverCA, firstCA, secondCA := newAuthority(t), newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
-	o := Options{
+	o := Options{Settings: Settings{
 		TLSCertFile: filepath.Join(dir, "tls.crt"), TLSKeyFile: filepath.Join(dir, "tls.key"),
-		TLSClientCAFile: filepath.Join(dir, "ca.crt"), DrainTimeout: time.Second,
-	}
+		TLSClientCAFile: filepath.Join(dir, "ca.crt"),
+	}, DrainTimeout: time.Second}
 	cert, key := serverCA.issue("server")
 	write(t, o.TLSCertFile, cert)
 	write(t, o.TLSKeyFile, key)
@@ -150,4 +150,22 @@ func TestTLS_WantsAClientCertificateOfTheCurrentCA(t *testing.T) {
 	write(t, o.TLSClientCAFile, secondCA.pem)
 	require.NoError(t, call(secondCA))
 	require.Error(t, call(firstCA))
+}
+
+func TestSettings_CheckFilesReadsWhatNewWouldRead(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := newAuthority(t).issue("server")
+	s := Settings{TLSCertFile: filepath.Join(dir, "tls.crt"), TLSKeyFile: filepath.Join(dir, "tls.key")}
+	require.ErrorContains(t, s.CheckFiles(), "no such file")
+	write(t, s.TLSCertFile, cert)
+	write(t, s.TLSKeyFile, key)
+	require.NoError(t, s.CheckFiles())
+	s.TLSClientCAFile = s.TLSKeyFile
+	require.ErrorContains(t, s.CheckFiles(), "holds no certificate")
+
+	require.NoError(t, Settings{}.CheckFiles())
+	half := Settings{TLSCertFile: "absent", TLSClientCAFile: "absent"}
+	require.NoError(t, half.CheckFiles(), "Check names it")
+	require.ErrorContains(t, half.Check(), "--tls-key-file")
+	require.ErrorContains(t, Settings{TLSClientCAFile: "x"}.Check(), "--tls-client-ca-file needs")
 }

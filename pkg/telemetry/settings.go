@@ -3,6 +3,7 @@ package telemetry
 import (
 	"encoding"
 	"fmt"
+	"io"
 	"log/slog"
 	"reflect"
 	"strings"
@@ -30,6 +31,13 @@ func PrintSettings(log *slog.Logger, cfg any) {
 		args[i] = a
 	}
 	log.Info("effective settings", slog.Group("settings", args...))
+}
+
+// WriteSettings writes the effective settings for a person, a line each.
+func WriteSettings(w io.Writer, cfg any) {
+	for _, setting := range Settings(cfg) {
+		fmt.Fprintf(w, "%s: %v\n", setting.Key, setting.Value)
+	}
 }
 
 func appendSettings(attrs []slog.Attr, v reflect.Value, prefix string) []slog.Attr {

@@ -23,9 +23,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestNewLogger_WritesItsFormatFromItsLevelOn(t *testing.T) {
+func TestLogSettings_WriteTheirFormatFromTheirLevelOn(t *testing.T) {
 	var b bytes.Buffer
-	log, err := NewLogger(LogOptions{Writer: &b, Level: "WARN"})
+	log, err := LogSettings{Level: "WARN"}.Logger(&b)
 	require.NoError(t, err)
 	log.Info("quiet")
 	log.Warn("loud", KeyVoucherID, int64(1)<<60)
@@ -38,7 +38,7 @@ func TestNewLogger_WritesItsFormatFromItsLevelOn(t *testing.T) {
 	require.Zero(t, b.Len(), "the line below the level")
 
 	b.Reset()
-	log, err = NewLogger(LogOptions{Writer: &b, Format: "text"})
+	log, err = LogSettings{Format: "text"}.Logger(&b)
 	require.NoError(t, err)
 	log.Debug("below the default")
 	log.Info("shown")
@@ -46,10 +46,10 @@ func TestNewLogger_WritesItsFormatFromItsLevelOn(t *testing.T) {
 	require.NotContains(t, b.String(), "below")
 }
 
-func TestNewLogger_RefusesWhatItDoesNotKnow(t *testing.T) {
-	_, err := NewLogger(LogOptions{Format: "xml"})
+func TestLogSettings_RefuseWhatTheyDoNotKnow(t *testing.T) {
+	_, err := LogSettings{Format: "xml"}.Logger(io.Discard)
 	require.ErrorContains(t, err, "xml")
-	_, err = NewLogger(LogOptions{Level: "loud"})
+	_, err = LogSettings{Level: "loud"}.Logger(io.Discard)
 	require.ErrorContains(t, err, "loud")
 }
 
@@ -238,6 +238,11 @@ func TestSettings_ShowsFlagNamesAndHidesSecrets(t *testing.T) {
 	}, got)
 
 	var b bytes.Buffer
+	WriteSettings(&b, &cfg)
+	require.Contains(t, b.String(), "redis-wait: 1.5s\n")
+	require.Contains(t, b.String(), "token: ***\n")
+
+	b.Reset()
 	PrintSettings(slog.New(slog.NewTextHandler(&b, nil)), cfg)
 	require.Equal(t, 1, strings.Count(b.String(), "\n"))
 	require.Contains(t, b.String(), "settings.redis-wait=1.5s")

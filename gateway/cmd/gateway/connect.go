@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/rueidis"
 
@@ -15,16 +14,12 @@ import (
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/orderid"
 	"github.com/seckill/seckill/pkg/redisconn"
+	"github.com/seckill/seckill/pkg/retry"
 	"github.com/seckill/seckill/pkg/telemetry"
 )
 
-const (
-	// The first retry comes soon, since at a common start a writer is often only
-	// a moment late; the longest wait is what an operator bears after a repair.
-	layoutFirstWait, layoutLongestWait = 100 * time.Millisecond, 2 * time.Second
-	// layoutTimeout bounds one read.
-	layoutTimeout = 2 * time.Second
-)
+// layoutTimeout bounds one read.
+const layoutTimeout = 2 * time.Second
 
 // backend is what answers calls once Redis and its layout are found.
 type backend struct {
@@ -67,32 +62,13 @@ func connect(ctx context.Context, cfg settings, codec *orderid.Codec, reg promet
 	return nil, err
 }
 
-// awaitLayout reads the layout until there is one. One attempt in 1, 2, 4, 8, ...
-// is logged, and each that fails in a new way.
+// awaitLayout reads the layout until there is one.
 func awaitLayout(ctx context.Context, client rueidis.Client, log *slog.Logger) (ledger.Layout, error) {
-	waits := backoff.NewExponentialBackOff()
-	waits.InitialInterval, waits.MaxInterval, waits.Multiplier, waits.RandomizationFactor = layoutFirstWait, layoutLongestWait, 2, 0.5
-	attempt, nextLogged := 0, 1
-	var last error
-	return backoff.Retry(ctx,
-		func() (ledger.Layout, error) {
-			attempt++
-			bounded, cancel := context.WithTimeout(ctx, layoutTimeout)
-			defer cancel()
-			return ledger.ReadLayout(bounded, client)
-		},
-		backoff.WithBackOff(waits),
-		backoff.WithMaxElapsedTime(0), // ctx is the bound
-		backoff.WithNotify(func(err error, wait time.Duration) {
-			if attempt >= nextLogged || last == nil || err.Error() != last.Error() {
-				log.Warn("waiting for the layout of the ledger, which a writer makes", telemetry.KeyErr, err,
-					telemetry.KeyAttempt, attempt, telemetry.KeyRetryInMS, wait.Milliseconds())
-			}
-			for nextLogged <= attempt {
-				nextLogged *= 2
-			}
-			last = err
-		}))
+	return retry.Until(ctx, log, "waiting for the layout of the ledger, which a writer makes", func() (ledger.Layout, error) {
+		bounded, cancel := context.WithTimeout(ctx, layoutTimeout)
+		defer cancel()
+		return ledger.ReadLayout(bounded, client)
+	})
 }
 
 // checkLayout refuses a ledger whose order ids were made with other keys, and

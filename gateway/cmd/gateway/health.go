@@ -1,16 +1,13 @@
 package main
 
 import (
-	"fmt"
 	"strconv"
 	"sync"
-
-	grpchealth "google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 
 	"github.com/seckill/seckill/gateway/internal/admit"
+	"github.com/seckill/seckill/pkg/rpcserver"
 	"github.com/seckill/seckill/pkg/telemetry"
 )
 
@@ -19,14 +16,14 @@ import (
 // HTTP with state and reason. A gateway serves if Redis answers and at least one
 // partition is open.
 type health struct {
-	server *grpchealth.Server
+	server *rpcserver.Server
 
 	mu      sync.Mutex
 	serving bool
 	parts   []telemetry.Part
 }
 
-func newHealth(server *grpchealth.Server) *health {
+func newHealth(server *rpcserver.Server) *health {
 	h := &health{server: server}
 	h.waiting("starting", "")
 	return h
@@ -52,8 +49,8 @@ func (h *health) update(all []admit.Status) {
 		} else {
 			reachable++
 		}
-		parts = append(parts, telemetry.Part{Name: "partition " + strconv.Itoa(s.Partition), Serving: serving, State: string(s.State), Reason: s.Reason})
-		h.server.SetServingStatus(fmt.Sprintf("seckill.partition.%d", s.Partition), servingStatus(serving))
+		parts = append(parts, telemetry.Part{Name: "partition." + strconv.Itoa(s.Partition), Serving: serving, State: string(s.State), Reason: s.Reason})
+		h.server.SetServing(rpcserver.PartitionService(s.Partition), serving)
 	}
 	parts[0] = telemetry.Part{Name: "redis", Serving: reachable > 0, State: "connected"}
 	if reachable == 0 {
@@ -66,8 +63,8 @@ func (h *health) set(serving bool, parts []telemetry.Part) {
 	h.mu.Lock()
 	h.serving, h.parts = serving, parts
 	h.mu.Unlock()
-	h.server.SetServingStatus("", servingStatus(serving))
-	h.server.SetServingStatus(seckillv1.SeckillService_ServiceDesc.ServiceName, servingStatus(serving))
+	h.server.SetServing("", serving)
+	h.server.SetServing(seckillv1.SeckillService_ServiceDesc.ServiceName, serving)
 }
 
 // report is what /healthz shows.
@@ -75,11 +72,4 @@ func (h *health) report() telemetry.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return telemetry.Health{Serving: h.serving, Parts: h.parts}
-}
-
-func servingStatus(serving bool) healthpb.HealthCheckResponse_ServingStatus {
-	if serving {
-		return healthpb.HealthCheckResponse_SERVING
-	}
-	return healthpb.HealthCheckResponse_NOT_SERVING
 }

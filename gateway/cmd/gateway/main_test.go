@@ -28,6 +28,7 @@ import (
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 
 	"github.com/seckill/seckill/gateway/internal/ledgertest"
+	"github.com/seckill/seckill/pkg/command"
 	"github.com/seckill/seckill/pkg/devstack"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/orderid"
@@ -64,7 +65,7 @@ type process struct {
 
 func start(t *testing.T, redis, key string, flags ...string) *process {
 	t.Helper()
-	dir, err := devstack.Build(context.Background(), io.Discard, false, "github.com/seckill/seckill/gateway/cmd/gateway")
+	dir, err := devstack.Build(context.Background(), io.Discard, devstack.BuildOptions{}, "github.com/seckill/seckill/gateway/cmd/gateway")
 	require.NoError(t, err)
 	p := &process{}
 	for _, addr := range []*string{&p.addr, &p.admin} {
@@ -161,6 +162,7 @@ func TestGateway_WaitsForRedisAndOutlivesIt(t *testing.T) {
 	}, patience, 20*time.Millisecond)
 	require.Equal(t, healthpb.HealthCheckResponse_SERVING, p.health(""))
 	_, body = p.healthz(t)
+	require.Equal(t, "partition.1", body.Parts[2].Name)
 	require.Equal(t, "closed", body.Parts[2].State)
 	require.Equal(t, "somebody closed it", body.Parts[2].Reason)
 
@@ -362,17 +364,21 @@ func TestGateway_LinksNoDatabase(t *testing.T) {
 
 func TestExecute_HelpAndMistakes(t *testing.T) {
 	key, _ := keyFile(t)
+	exposed, _ := keyFile(t)
+	require.NoError(t, os.Chmod(exposed, 0o644))
 	for name, c := range map[string]struct {
 		args []string
 		code int
 		want []string
 	}{
-		"help":           {[]string{"--help"}, 0, []string{"check-config", "serve"}},
-		"help of serve":  {[]string{"serve", "--help"}, 0, []string{"--redis-addr", "SECKILL_ORDER_KEY_FILE", "--max-batches"}},
-		"unknown flag":   {[]string{"--nonsense"}, 2, []string{"--nonsense", "See gateway --help"}},
-		"no key":         {[]string{"serve"}, 1, []string{"--order-key-file"}},
-		"default":        {[]string{"--max-batch", "0"}, 1, []string{"--max-batch 0", "--order-key-file"}},
-		"config":         {[]string{"check-config", "--order-key-file", key}, 0, []string{"order-key-file: " + key, "default-deadline: 2s", "ok"}},
+		"help":          {[]string{"--help"}, 0, []string{"check-config", "serve"}},
+		"help of serve": {[]string{"serve", "--help"}, 0, []string{`--redis-addr="127.0.0.1:6379"`, `--listen=":7070"`, "SECKILL_ORDER_KEY_FILE", "--max-batches=256"}},
+		"unknown flag":  {[]string{"--nonsense"}, 2, []string{"--nonsense", "See gateway --help"}},
+		"no key":        {[]string{"serve"}, 1, []string{"--order-key-file"}},
+		"default":       {[]string{"--max-batch", "0"}, 1, []string{"--max-batch 0", "--order-key-file"}},
+		"config":        {[]string{"check-config", "--order-key-file", key}, 0, []string{"order-key-file: " + key, "default-deadline: 2s", "ok"}},
+		"config of secrets that others read": {[]string{"check-config", "--order-key-file", exposed, "--redis-password-file", exposed}, 0,
+			[]string{"warning: --order-key-file " + exposed + " may be read by others", "warning: --redis-password-file", "ok"}},
 		"config missing": {[]string{"check-config", "--order-key-file", key + ".no"}, 1, []string{"no such file"}},
 		"config contradictions": {[]string{"check-config", "--order-key-file", key, "--drain-timeout", "1s", "--default-deadline", "1m", "--tls-cert-file", key,
 			"--redis-tls-ca-file", key, "--listen", "nonsense"}, 1,
@@ -381,7 +387,7 @@ func TestExecute_HelpAndMistakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			require.Equal(t, c.code, execute(c.args, streams{&out, &out}), "%s", out.String())
+			require.Equal(t, c.code, execute(c.args, command.Streams{Out: &out, Err: &out}), "%s", out.String())
 			for _, want := range c.want {
 				require.Contains(t, out.String(), want)
 			}
@@ -391,7 +397,7 @@ func TestExecute_HelpAndMistakes(t *testing.T) {
 
 func TestExecute_EveryFlagHasAnEnvironmentVariable(t *testing.T) {
 	var out bytes.Buffer
-	require.Zero(t, execute([]string{"serve", "--help"}, streams{&out, &out}))
+	require.Zero(t, execute([]string{"serve", "--help"}, command.Streams{Out: &out, Err: &out}))
 	flags := strings.Split(out.String(), "\n      --")[1:]
 	require.Greater(t, len(flags), 20)
 	for _, flag := range flags {

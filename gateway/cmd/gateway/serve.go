@@ -10,6 +10,9 @@ import (
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 
 	"github.com/seckill/seckill/gateway/internal/rpc"
+	"github.com/seckill/seckill/pkg/command"
+	"github.com/seckill/seckill/pkg/orderid"
+	"github.com/seckill/seckill/pkg/rpcserver"
 	"github.com/seckill/seckill/pkg/telemetry"
 )
 
@@ -23,13 +26,13 @@ type serveCommand struct {
 }
 
 // Run runs a gateway until ctx ends.
-func (c *serveCommand) Run(ctx context.Context, std streams) error {
+func (c *serveCommand) Run(ctx context.Context, std command.Streams) error {
 	c.complete()
-	log, err := c.logger(std.err)
+	log, err := c.Log.Logger(std.Err)
 	if err != nil {
 		return err
 	}
-	if err := c.check(); err != nil {
+	if err := c.check().Err(); err != nil {
 		return err
 	}
 	return run(ctx, c.settings, log)
@@ -38,11 +41,11 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 // run wires a gateway in the order in which a Grab moves, from the port to the
 // ledger, and takes it apart in the same order.
 func run(parent context.Context, cfg settings, log *slog.Logger) error {
-	log = log.With(telemetry.KeyService, "gateway")
-	log.Info("gateway starting", telemetry.KeyVersion, telemetry.BuildVersion())
+	log = log.With(telemetry.KeyService, "gateway", telemetry.KeyVersion, telemetry.BuildVersion())
+	log.Info("gateway starting")
 	telemetry.PrintSettings(log, cfg)
 
-	codec, err := loadOrderKeys(cfg.OrderKeyFile, log)
+	codec, err := orderid.LoadAndWarn(cfg.OrderKeyFile, log)
 	if err != nil {
 		return err
 	}
@@ -50,11 +53,14 @@ func run(parent context.Context, cfg settings, log *slog.Logger) error {
 
 	// The port, health and metrics are there from the first moment: a gateway
 	// that waits for Redis says so instead of refusing connections.
-	server, err := cfg.server(log, registry)
+	server, err := rpcserver.New(rpcserver.Options{
+		Addr: cfg.Listen, Settings: cfg.Server, DefaultDeadline: cfg.DefaultDeadline, MaxDeadline: cfg.MaxDeadline,
+		DrainDelay: cfg.DrainDelay, DrainTimeout: cfg.DrainTimeout, Logger: log, Registerer: registry,
+	})
 	if err != nil {
 		return err
 	}
-	health := newHealth(server.Health())
+	health := newHealth(server)
 	admin := telemetry.NewAdmin(cfg.Admin, registry, health.report, log)
 	service := rpc.New(codec)
 	seckillv1.RegisterSeckillServiceServer(server.GRPC(), service)

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/redis/rueidis"
 
+	"github.com/seckill/seckill/pkg/command"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/orderid"
 	"github.com/seckill/seckill/pkg/redisconn"
@@ -23,79 +23,58 @@ type checkCommand struct {
 
 // Run prints the effective settings and everything that is wrong with them, or
 // with the servers. It changes nothing, there neither.
-func (c *checkCommand) Run(ctx context.Context, std streams) error {
+func (c *checkCommand) Run(ctx context.Context, std command.Streams) error {
 	c.complete()
-	for _, setting := range telemetry.Settings(c.settings) {
-		fmt.Fprintf(std.out, "%s: %v\n", setting.Key, setting.Value)
-	}
-	codec, problems := c.files()
-	if err := c.check(); err != nil {
-		problems = append([]error{err}, problems...)
-	}
+	telemetry.WriteSettings(std.Out, c.settings)
+	problems := c.check()
+	codec := c.files(&problems)
+	command.WarnExposed(std.Out,
+		command.SecretFile{Flag: "--order-key-file", Path: c.OrderKeyFile},
+		command.SecretFile{Flag: "--database-dsn-file", Path: c.DatabaseDSNFile},
+		command.SecretFile{Flag: "--redis-password-file", Path: c.Redis.PasswordFile},
+		command.SecretFile{Flag: "--redis-tls-key-file", Path: c.Redis.TLSKeyFile},
+		command.SecretFile{Flag: "--tls-key-file", Path: c.Server.TLSKeyFile})
 	if c.Connect && len(problems) == 0 {
-		problems = c.servers(ctx, codec, std.out)
+		c.servers(ctx, codec, std.Out, &problems)
 	}
-	if len(problems) > 0 {
-		return fmt.Errorf("the settings do not fit:\n%w", errors.Join(problems...))
+	if err := problems.Err(); err != nil {
+		return err
 	}
-	fmt.Fprintln(std.out, "ok")
+	fmt.Fprintln(std.Out, "ok")
 	return nil
 }
 
 // files reads every file that is named.
-func (c *checkCommand) files() (codec *orderid.Codec, problems []error) {
+func (c *checkCommand) files(problems *command.Problems) (codec *orderid.Codec) {
 	if c.OrderKeyFile != "" {
 		var err error
-		if codec, err = orderid.Load(c.OrderKeyFile); err != nil {
-			problems = append(problems, err)
-		}
+		codec, err = orderid.Load(c.OrderKeyFile)
+		problems.Add(err)
 	}
 	if c.DatabaseDSNFile == "" && c.DatabaseDSN == "" {
 		// The check of the settings says so.
 	} else if dsn, err := c.dsn(); err != nil {
-		problems = append(problems, err)
+		problems.Add(err)
 	} else if store, err := orderstore.Open(context.Background(), orderstore.Options{DSN: dsn}); err != nil {
-		problems = append(problems, err)
+		problems.Add(err)
 	} else {
-		problems = append(problems, nonNil(store.Close())...)
+		problems.Add(store.Close())
 	}
-	for _, file := range []struct{ flag, path string }{
-		{"--redis-password-file", c.Redis.PasswordFile},
-		{"--redis-tls-ca-file", c.Redis.TLSCAFile},
-		{"--redis-tls-cert-file", c.Redis.TLSCertFile},
-		{"--redis-tls-key-file", c.Redis.TLSKeyFile},
-		{"--tls-cert-file", c.TLSCertFile},
-		{"--tls-key-file", c.TLSKeyFile},
-		{"--tls-client-ca-file", c.TLSClientCAFile},
-	} {
-		if file.path == "" {
-			continue
-		}
-		if f, err := os.Open(file.path); err != nil {
-			problems = append(problems, fmt.Errorf("%s: %w", file.flag, err))
-		} else {
-			f.Close()
-		}
-	}
-	return codec, problems
-}
-
-func nonNil(err error) []error {
-	if err == nil {
-		return nil
-	}
-	return []error{err}
+	problems.Add(c.Redis.CheckFiles(), c.Server.CheckFiles())
+	return codec
 }
 
 // servers checks the running servers, each once.
-func (c *checkCommand) servers(ctx context.Context, codec *orderid.Codec, out io.Writer) (problems []error) {
+func (c *checkCommand) servers(ctx context.Context, codec *orderid.Codec, out io.Writer, problems *command.Problems) {
 	dsn, err := c.dsn()
 	if err != nil {
-		return nonNil(err)
+		problems.Add(err)
+		return
 	}
 	store, err := orderstore.Open(ctx, orderstore.Options{DSN: dsn})
 	if err != nil {
-		return nonNil(err)
+		problems.Add(err)
+		return
 	}
 	defer store.Close()
 	var db database
@@ -106,7 +85,7 @@ func (c *checkCommand) servers(ctx context.Context, codec *orderid.Codec, out io
 		db, err = checkDatabase(ctx, store, codec, false)
 		return err
 	})
-	problems = append(problems, nonNil(err)...)
+	problems.Add(err)
 	if err == nil {
 		fmt.Fprintf(out, "database: answers, %d partitions\n", db.partitions)
 	}
@@ -116,24 +95,26 @@ func (c *checkCommand) servers(ctx context.Context, codec *orderid.Codec, out io
 
 	client, err := c.Redis.Client(redisconn.Calls)
 	if err != nil {
-		return append(problems, err)
+		problems.Add(err)
+		return
 	}
 	defer client.Close()
-	return append(problems, c.redis(ctx, client, db, out)...)
+	c.redis(ctx, client, db, out, problems)
 }
 
-func (c *checkCommand) redis(ctx context.Context, client rueidis.Client, db database, out io.Writer) (problems []error) {
+func (c *checkCommand) redis(ctx context.Context, client rueidis.Client, db database, out io.Writer, problems *command.Problems) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	server, err := ledger.ReadServer(ctx, client)
 	if err != nil {
-		return nonNil(err)
+		problems.Add(err)
+		return
 	}
 	best, found := server.Durability()
 	fmt.Fprintf(out, "redis: version %s, %s, durability %s, %d bytes left\n", server.Version, server.Role, named(best), server.LeftMemory())
 	if best != ledger.DurabilityStrict && (best == "" || c.Durability == string(ledger.DurabilityStrict)) {
 		for _, text := range found {
-			problems = append(problems, errors.New("redis: "+text))
+			problems.Add(errors.New("redis: " + text))
 		}
 	}
 	layout, err := ledger.ReadLayout(ctx, client)
@@ -141,11 +122,10 @@ func (c *checkCommand) redis(ctx context.Context, client rueidis.Client, db data
 	case errors.Is(err, ledger.ErrMissing):
 		fmt.Fprintln(out, "redis: holds no ledger yet")
 	case err != nil:
-		problems = append(problems, err)
+		problems.Add(err)
 	case db.partitions > 0:
-		problems = append(problems, nonNil(compareLayout(layout, db))...)
+		problems.Add(compareLayout(layout, db))
 	}
-	return problems
 }
 
 func named(d ledger.Durability) string {

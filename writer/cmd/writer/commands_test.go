@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seckill/seckill/pkg/command"
 	"github.com/seckill/seckill/pkg/devstack"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/orderid"
@@ -27,10 +28,10 @@ const (
 	pollTime = 20 * time.Millisecond
 )
 
-// command runs the program in this process.
-func command(args ...string) (code int, out, errs string) {
+// program runs the program in this process.
+func program(args ...string) (code int, out, errs string) {
 	var stdout, stderr bytes.Buffer
-	code = execute(args, streams{&stdout, &stderr})
+	code = execute(args, command.Streams{Out: &stdout, Err: &stderr})
 	return code, stdout.String(), stderr.String()
 }
 
@@ -44,7 +45,7 @@ func file(t *testing.T, name, content string) string {
 func keyFile(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "order.key")
-	code, _, errs := command("keygen", path)
+	code, _, errs := program("keygen", path)
 	require.Zero(t, code, errs)
 	return path
 }
@@ -54,14 +55,14 @@ func migrated(t *testing.T, partitions int) (dsn, dsnFile string) {
 	t.Helper()
 	dsn = devstack.TestDatabase(t)
 	dsnFile = file(t, "dsn", dsn+"\n")
-	code, _, errs := command("migrate", "--database-dsn-file", dsnFile, "--partitions", fmt.Sprint(partitions))
+	code, _, errs := program("migrate", "--database-dsn-file", dsnFile, "--partitions", fmt.Sprint(partitions))
 	require.Zero(t, code, errs)
 	return dsn, dsnFile
 }
 
 func TestKeygen_WritesASecretOnceAndShowsItsFingerprint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "order.key")
-	code, out, errs := command("keygen", path)
+	code, out, errs := program("keygen", path)
 	require.Zero(t, code, errs)
 	info, err := os.Stat(path)
 	require.NoError(t, err)
@@ -74,7 +75,7 @@ func TestKeygen_WritesASecretOnceAndShowsItsFingerprint(t *testing.T) {
 	fields := strings.Fields(string(secret))
 	require.NotContains(t, out+errs, fields[len(fields)-1], "the key itself is not printed")
 
-	code, out, errs = command("keygen", path)
+	code, out, errs = program("keygen", path)
 	require.Equal(t, 1, code)
 	require.Empty(t, out)
 	require.Contains(t, errs, "not overwritten")
@@ -82,7 +83,7 @@ func TestKeygen_WritesASecretOnceAndShowsItsFingerprint(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, secret, after)
 
-	code, _, errs = command("keygen", filepath.Join(t.TempDir(), "no", "such", "folder"))
+	code, _, errs = program("keygen", filepath.Join(t.TempDir(), "no", "such", "folder"))
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "writing an order key")
 }
@@ -126,7 +127,7 @@ func TestCheckConfig_NamesBothValuesOfWhatDoesNotFit(t *testing.T) {
 	for _, row := range table {
 		t.Run(row.name, func(t *testing.T) {
 			args := []string{"--order-key-file=" + key, "--database-dsn-file=" + dsn}
-			code, out, errs := command(append(append([]string{"check-config"}, args...), row.args...)...)
+			code, out, errs := program(append(append([]string{"check-config"}, args...), row.args...)...)
 			require.Equal(t, 1, code, out)
 			for _, want := range row.want {
 				require.Contains(t, errs, want)
@@ -135,7 +136,7 @@ func TestCheckConfig_NamesBothValuesOfWhatDoesNotFit(t *testing.T) {
 		})
 	}
 	for _, fits := range [][]string{nil, {"--batch-timeout=2s", "--min-idle=5s"}, {"--batch-timeout=10s", "--lock-wait=9s"}, {"--no-reflection"}} {
-		code, out, errs := command(append([]string{"check-config", "--order-key-file=" + key, "--database-dsn-file=" + dsn}, fits...)...)
+		code, out, errs := program(append([]string{"check-config", "--order-key-file=" + key, "--database-dsn-file=" + dsn}, fits...)...)
 		require.Zero(t, code, errs)
 		require.True(t, strings.HasSuffix(out, "ok\n"), out)
 	}
@@ -147,7 +148,7 @@ func TestCheckConfig_ShowsEffectiveSettingsAndNoSecret(t *testing.T) {
 	t.Setenv("SECKILL_ORDER_KEY_FILE", key)
 	t.Setenv("SECKILL_BATCH_TIMEOUT", "4s")
 	t.Setenv("SECKILL_REDIS_ADDR", "redis:6380")
-	code, out, errs := command("check-config", "--block=250ms")
+	code, out, errs := program("check-config", "--block=250ms")
 	require.Zero(t, code, errs)
 	for _, want := range []string{
 		"batch-timeout: 4s\n", "lock-wait: 3s\n", "block: 250ms\n", "redis-addr: redis:6380\n",
@@ -157,48 +158,64 @@ func TestCheckConfig_ShowsEffectiveSettingsAndNoSecret(t *testing.T) {
 	}
 	require.NotContains(t, out+errs, "hunter2")
 
-	code, _, errs = command("check-config", "--database-dsn-file="+key)
+	code, _, errs = program("check-config", "--database-dsn-file="+key)
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "given twice")
 	t.Setenv("SECKILL_DATABASE_DSN", "")
-	code, _, errs = command("check-config")
+	code, _, errs = program("check-config")
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "--database-dsn-file")
-	code, _, errs = command("check-config", "--database-dsn-file="+key)
+	code, _, errs = program("check-config", "--database-dsn-file="+key)
 	require.Equal(t, 1, code, "not one line")
 	require.Contains(t, errs, key)
-	code, _, errs = command("check-config", "--database-dsn-file="+file(t, "dsn", "root:hunter2@tcp(/x"))
+	code, _, errs = program("check-config", "--database-dsn-file="+file(t, "dsn", "root:hunter2@tcp(/x"))
 	require.Equal(t, 1, code)
 	require.NotContains(t, errs, "hunter2")
 }
 
+func TestCheckConfig_WarnsOfSecretsThatOthersMayRead(t *testing.T) {
+	key, dsn := keyFile(t), file(t, "dsn", "root@tcp(127.0.0.1:1)/seckill\n")
+	args := []string{"check-config", "--order-key-file=" + key, "--database-dsn-file=" + dsn}
+	code, out, errs := program(args...)
+	require.Zero(t, code, errs)
+	require.NotContains(t, out, "warning")
+	require.NoError(t, os.Chmod(key, 0o640))
+	require.NoError(t, os.Chmod(dsn, 0o604))
+	code, out, errs = program(args...)
+	require.Zero(t, code, errs)
+	require.Contains(t, out, "warning: --order-key-file "+key+" may be read by others (mode -rw-r-----)\n")
+	require.Contains(t, out, "warning: --database-dsn-file "+dsn+" may be read by others (mode -rw----r--)\n")
+	require.True(t, strings.HasSuffix(out, "ok\n"), out)
+}
+
 func TestCommandLine_RefusesADSNThatEverybodyCouldRead(t *testing.T) {
-	code, out, errs := command("serve", "--database-dsn=root:hunter2@tcp(db:3306)/x")
+	code, out, errs := program("serve", "--database-dsn=root:hunter2@tcp(db:3306)/x")
 	require.Equal(t, 2, code)
 	require.Contains(t, errs, "--database-dsn-file")
 	require.NotContains(t, out+errs, "hunter2")
 }
 
 func TestCommandLine_HelpNamesEveryCommandAndVariable(t *testing.T) {
-	code, out, _ := command("--help")
+	code, out, _ := program("--help")
 	require.Zero(t, code)
 	for _, want := range []string{"serve", "migrate", "check-config", "keygen"} {
 		require.Contains(t, out, want)
 	}
-	code, out, _ = command("serve", "--help")
+	code, out, _ = program("serve", "--help")
 	require.Zero(t, code)
 	for _, want := range []string{
 		"SECKILL_LISTEN", "SECKILL_ADMIN", "SECKILL_DATABASE_DSN_FILE", "SECKILL_ORDER_KEY_FILE", "SECKILL_REDIS_ADDR",
 		"SECKILL_REDIS_PASSWORD_FILE", "SECKILL_BATCH_TIMEOUT", "SECKILL_MIN_IDLE", "SECKILL_DURABILITY", "--[no-]reflection",
+		`--redis-addr="127.0.0.1:6379"`, `--listen=":7071"`, `--admin="127.0.0.1:7081"`,
 	} {
 		require.Contains(t, out, want)
 	}
-	code, _, errs := command("serve", "--no-such-flag")
+	code, _, errs := program("serve", "--no-such-flag")
 	require.Equal(t, 2, code)
 	require.Contains(t, errs, "--no-such-flag")
-	code, _, _ = command()
+	code, _, _ = program()
 	require.NotZero(t, code)
-	code, out, _ = command("--version")
+	code, out, _ = program("--version")
 	require.Zero(t, code)
 	require.NotEmpty(t, strings.TrimSpace(out))
 }
@@ -217,17 +234,17 @@ func TestMigrate_AgainAndAtOnceChangesNothing(t *testing.T) {
 	var running sync.WaitGroup
 	codes, errs := make([]int, 3), make([]string, 3)
 	for i := range codes {
-		running.Go(func() { codes[i], _, errs[i] = command("migrate", "--database-dsn-file", dsnFile, "--partitions=8") })
+		running.Go(func() { codes[i], _, errs[i] = program("migrate", "--database-dsn-file", dsnFile, "--partitions=8") })
 	}
 	running.Wait()
 	for i, code := range codes {
 		require.Zero(t, code, errs[i])
 	}
-	code, out, stderr := command("migrate", "--database-dsn-file", dsnFile)
+	code, out, stderr := program("migrate", "--database-dsn-file", dsnFile)
 	require.Zero(t, code, stderr)
 	require.Contains(t, out, "8 partitions")
 
-	code, _, stderr = command("migrate", "--database-dsn-file", dsnFile, "--partitions=4")
+	code, _, stderr = program("migrate", "--database-dsn-file", dsnFile, "--partitions=4")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "8 partitions, 4 were asked for")
 
@@ -243,7 +260,7 @@ func TestMigrate_WaitsForTheDatabaseAndSaysHowLong(t *testing.T) {
 	port, err := devstack.FreePort()
 	require.NoError(t, err)
 	dsnFile := file(t, "dsn", fmt.Sprintf("root:hunter2@tcp(127.0.0.1:%d)/x", port))
-	code, _, errs := command("migrate", "--database-dsn-file", dsnFile, "--wait=500ms")
+	code, _, errs := program("migrate", "--database-dsn-file", dsnFile, "--wait=500ms")
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "--wait 500ms")
 	require.NotContains(t, errs, "hunter2")
@@ -254,7 +271,7 @@ func TestMigrate_WaitsForTheDatabaseAndSaysHowLong(t *testing.T) {
 	dsnFile = file(t, "dsn", "root@tcp("+proxy.Addr()+")"+name[strings.LastIndex(name, "/"):])
 	done := make(chan string, 1)
 	go func() {
-		code, _, errs := command("migrate", "--database-dsn-file", dsnFile)
+		code, _, errs := program("migrate", "--database-dsn-file", dsnFile)
 		done <- fmt.Sprint(code, errs)
 	}()
 	require.Never(t, func() bool { return len(done) > 0 }, 300*time.Millisecond, pollTime)
@@ -281,7 +298,7 @@ func TestCheckConfig_ConnectChecksTheServersAndChangesNothing(t *testing.T) {
 	dsn, dsnFile := migrated(t, 2)
 	redis := devstack.TestRedis(t)
 	args := []string{"check-config", "--connect", "--order-key-file=" + key, "--database-dsn-file=" + dsnFile, "--redis-addr=" + redis.Addr()}
-	code, out, errs := command(args...)
+	code, out, errs := program(args...)
 	require.Zero(t, code, errs)
 	require.Contains(t, out, "2 partitions")
 	require.Contains(t, out, "durability strict")
@@ -299,13 +316,13 @@ func TestCheckConfig_ConnectChecksTheServersAndChangesNothing(t *testing.T) {
 	require.ErrorIs(t, err, ledger.ErrMissing)
 
 	require.NoError(t, c.Do(ctx, c.B().ConfigSet().ParameterValue().ParameterValue("appendfsync", "everysec").Build()).Error())
-	code, _, errs = command(args...)
+	code, _, errs = program(args...)
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "appendfsync is everysec")
-	code, _, errs = command(append(args, "--durability=fast")...)
+	code, _, errs = program(append(args, "--durability=fast")...)
 	require.Zero(t, code, errs)
 	require.NoError(t, c.Do(ctx, c.B().ConfigSet().ParameterValue().ParameterValue("maxmemory-policy", "allkeys-lru").Build()).Error())
-	code, _, errs = command(append(args, "--durability=fast")...)
+	code, _, errs = program(append(args, "--durability=fast")...)
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "maxmemory-policy is allkeys-lru")
 }

@@ -7,19 +7,16 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/redis/rueidis"
 
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/orderid"
+	"github.com/seckill/seckill/pkg/retry"
 	"github.com/seckill/seckill/pkg/telemetry"
 	"github.com/seckill/seckill/writer/internal/orderstore"
 )
 
 const (
-	// The first retry comes soon, since at a common start a server is often only
-	// a moment late; the longest wait is what an operator bears after a repair.
-	firstWait, longestWait = 100 * time.Millisecond, 5 * time.Second
 	// pingTimeout bounds one look at whether a server answers.
 	pingTimeout = 2 * time.Second
 	// checkTimeout bounds one round of checks on a server that answers.
@@ -28,53 +25,40 @@ const (
 	// counts: a server that is just going down, or has no connection left,
 	// brings errors that say nothing about the schema.
 	refusals = 3
+	// refusalPause is the time between two of them.
+	refusalPause = 200 * time.Millisecond
 )
 
-// await repeats reach, and check behind it, with backoff until both succeed or
-// ctx ends. Where reach succeeds and check fails several times in a row, the
-// error of check is final. One attempt in 1, 2, 4, 8, ... is logged, and each
-// that fails in a new way.
+// await repeats reach, and check behind it, until both succeed or ctx ends.
+// Where what is reached is refused by check several times in a row, the error
+// of check is final.
 func await(ctx context.Context, log *slog.Logger, what string, reach, check func(context.Context) error) error {
-	waits := backoff.NewExponentialBackOff()
-	waits.InitialInterval, waits.MaxInterval, waits.Multiplier, waits.RandomizationFactor = firstWait, longestWait, 2, 0.5
-	attempt, nextLogged, refused := 0, 1, 0
-	var last error
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		attempt++
-		if err := bounded(ctx, pingTimeout, reach); err != nil {
-			refused = 0
-			return struct{}{}, err
+	for refused := 1; ; refused++ {
+		attempts := 0
+		if _, err := retry.Until(ctx, log, "waiting for "+what, func() (struct{}, error) {
+			attempts++
+			return struct{}{}, bounded(ctx, pingTimeout, reach)
+		}); err != nil {
+			return fmt.Errorf("waiting for %s: %w", what, err)
+		}
+		if attempts > 1 {
+			log.Info("reached "+what, telemetry.KeyAttempt, attempts)
+			refused = 1 // it was away since
 		}
 		if check == nil {
-			return struct{}{}, nil
+			return nil
 		}
 		err := bounded(ctx, checkTimeout, check)
-		if err == nil {
-			return struct{}{}, nil
+		if err == nil || refused == refusals {
+			return err
 		}
-		if refused++; refused >= refusals {
-			err = backoff.Permanent(err)
+		log.Warn(what+" is refused", telemetry.KeyErr, err, telemetry.KeyAttempt, refused, telemetry.KeyRetryInMS, refusalPause.Milliseconds())
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("checking %s: %w, the last refusal: %w", what, ctx.Err(), err)
+		case <-time.After(refusalPause):
 		}
-		return struct{}{}, err
-	},
-		backoff.WithBackOff(waits),
-		backoff.WithMaxElapsedTime(0), // ctx is the bound
-		backoff.WithNotify(func(err error, wait time.Duration) {
-			if attempt >= nextLogged || last == nil || err.Error() != last.Error() {
-				log.Warn("waiting for "+what, telemetry.KeyErr, err, telemetry.KeyAttempt, attempt, telemetry.KeyRetryInMS, wait.Milliseconds())
-			}
-			for nextLogged <= attempt {
-				nextLogged *= 2
-			}
-			last = err
-		}))
-	if err != nil && last != nil && ctx.Err() != nil {
-		return fmt.Errorf("waiting for %s: %w, the last attempt: %w", what, ctx.Err(), last)
 	}
-	if err == nil && attempt > 1 {
-		log.Info("reached "+what, telemetry.KeyAttempt, attempt)
-	}
-	return err
 }
 
 func bounded(ctx context.Context, timeout time.Duration, do func(context.Context) error) error {
@@ -158,16 +142,4 @@ func awaitLayout(ctx context.Context, client rueidis.Client, db database, log *s
 		return err
 	}
 	return await(ctx, log, "redis", write, func(context.Context) error { return compareLayout(layout, db) })
-}
-
-// loadOrderKeys reads the key file and warns of one that others may read.
-func loadOrderKeys(path string, log *slog.Logger) (*orderid.Codec, error) {
-	codec, err := orderid.Load(path)
-	if err != nil {
-		return nil, err
-	}
-	if mode, exposed := codec.Exposed(); exposed {
-		log.Warn("the order key file may be read by others", "file", path, "file_mode", mode.String())
-	}
-	return codec, nil
 }

@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-
+	"github.com/seckill/seckill/pkg/rpcserver"
 	"github.com/seckill/seckill/pkg/telemetry"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 	"github.com/seckill/seckill/writer/internal/guardian"
@@ -21,8 +18,8 @@ const healthInterval = time.Second
 
 // Names of the parts that tell whether the two servers answer.
 const (
-	partMySQL = "mysql"
-	partRedis = "redis"
+	partDatabase = "database"
+	partRedis    = "redis"
 )
 
 // working is what runs once both servers were reached.
@@ -37,16 +34,16 @@ type working struct {
 // monitor knows what the process can do: it asks the servers and gathers what
 // the parts say of themselves.
 type monitor struct {
-	grpc *health.Server
+	server *rpcserver.Server
 
 	mu      sync.Mutex
-	servers []telemetry.Part // mysql and redis, in this order
+	servers []telemetry.Part // the database and redis, in this order
 	working atomic.Pointer[working]
 }
 
-func newMonitor(grpc *health.Server) *monitor {
-	m := &monitor{grpc: grpc, servers: []telemetry.Part{
-		{Name: partMySQL, State: "connecting", Reason: "not reached yet"},
+func newMonitor(server *rpcserver.Server) *monitor {
+	m := &monitor{server: server, servers: []telemetry.Part{
+		{Name: partDatabase, State: "connecting", Reason: "not reached yet"},
 		{Name: partRedis, State: "waiting", Reason: "the database comes first"},
 	}}
 	m.publish()
@@ -69,12 +66,12 @@ func (m *monitor) set(name, state string, err error) {
 }
 
 // watch asks both servers until ctx ends, and publishes what follows.
-func (m *monitor) watch(ctx context.Context, mysql, redis func(context.Context) error) error {
+func (m *monitor) watch(ctx context.Context, database, redis func(context.Context) error) error {
 	ticker := time.NewTicker(healthInterval)
 	defer ticker.Stop()
 	for {
 		var asked sync.WaitGroup
-		for name, ask := range map[string]func(context.Context) error{partMySQL: mysql, partRedis: redis} {
+		for name, ask := range map[string]func(context.Context) error{partDatabase: database, partRedis: redis} {
 			asked.Go(func() {
 				err := bounded(ctx, pingTimeout, ask)
 				state := "answers"
@@ -100,18 +97,12 @@ func (m *monitor) watch(ctx context.Context, mysql, redis func(context.Context) 
 // publish sets what grpc.health.v1 answers: the whole and VoucherService serve
 // while both servers answer, a partition while gateways may admit.
 func (m *monitor) publish() {
-	status := func(serving bool) healthpb.HealthCheckResponse_ServingStatus {
-		if serving {
-			return healthpb.HealthCheckResponse_SERVING
-		}
-		return healthpb.HealthCheckResponse_NOT_SERVING
-	}
 	serving := m.report().Serving
-	m.grpc.SetServingStatus("", status(serving))
-	m.grpc.SetServingStatus(seckillv1.VoucherService_ServiceDesc.ServiceName, status(serving))
+	m.server.SetServing("", serving)
+	m.server.SetServing(seckillv1.VoucherService_ServiceDesc.ServiceName, serving)
 	if w := m.working.Load(); w != nil {
 		for _, p := range w.guardian.Status() {
-			m.grpc.SetServingStatus(fmt.Sprintf("seckill.partition.%d", p.Partition), status(p.Open))
+			m.server.SetServing(rpcserver.PartitionService(p.Partition), p.Open)
 		}
 	}
 }
@@ -132,6 +123,16 @@ func (m *monitor) report() telemetry.Health {
 		return h
 	}
 	h.Parts = append(h.Parts, w.guardian.Health()...)
-	h.Parts = append(h.Parts, w.pipeline.Health()...)
+	for _, p := range w.pipeline.Health() {
+		if p.Name != partDatabase {
+			h.Parts = append(h.Parts, p)
+			continue
+		}
+		// A database that answers and takes no batches is one part to whoever
+		// reads this. It serves what else it can, so the whole is not out.
+		if database := &h.Parts[0]; database.Serving && !p.Serving {
+			*database = p
+		}
+	}
 	return h
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/seckill/seckill/pkg/command"
 	"github.com/seckill/seckill/pkg/orderid"
 )
 
@@ -15,7 +16,7 @@ type keygenCommand struct {
 
 // Run writes a fresh key where no file is: a key that is overwritten makes every
 // order id that was ever given unreadable.
-func (c *keygenCommand) Run(std streams) error {
+func (c *keygenCommand) Run(std command.Streams) error {
 	text := orderid.Generate()
 	f, err := os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -34,6 +35,6 @@ func (c *keygenCommand) Run(std streams) error {
 	if err != nil {
 		return fmt.Errorf("reading the order key back: %w", err)
 	}
-	fmt.Fprintf(std.out, "wrote %s (mode 0600)\norder key %d, fingerprint %s\n", c.File, codec.Current(), codec.Fingerprints()[codec.Current()])
+	fmt.Fprintf(std.Out, "wrote %s (mode 0600)\norder key %d, fingerprint %s\n", c.File, codec.Current(), codec.Fingerprints()[codec.Current()])
 	return nil
 }

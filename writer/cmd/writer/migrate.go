@@ -6,22 +6,25 @@ import (
 	"time"
 
 	"github.com/seckill/seckill/migrations"
+	"github.com/seckill/seckill/pkg/command"
+	"github.com/seckill/seckill/pkg/telemetry"
 	"github.com/seckill/seckill/writer/internal/orderstore"
 )
 
 type migrateCommand struct {
 	databaseSettings `embed:""`
-	Partitions       int           `env:"SECKILL_PARTITIONS" default:"8" help:"Number of partitions. Fixed by the first migration, for ever."`
-	Wait             time.Duration `env:"SECKILL_MIGRATE_WAIT" default:"1m" help:"How long to wait for the database to answer."`
-	logSettings      `embed:""`
+	Partitions       int                   `env:"SECKILL_PARTITIONS" default:"8" help:"Number of partitions. Fixed by the first migration, for ever."`
+	Wait             time.Duration         `env:"SECKILL_MIGRATE_WAIT" default:"1m" help:"How long to wait for the database to answer."`
+	Log              telemetry.LogSettings `embed:"" prefix:"log-"`
 }
 
 // Run migrates. What is done already is found done.
-func (c *migrateCommand) Run(ctx context.Context, std streams) error {
-	log, err := c.logger(std.err)
+func (c *migrateCommand) Run(ctx context.Context, std command.Streams) error {
+	log, err := c.Log.Logger(std.Err)
 	if err != nil {
 		return err
 	}
+	log = log.With(telemetry.KeyService, "writer", telemetry.KeyVersion, telemetry.BuildVersion())
 	dsn, err := c.dsn()
 	if err != nil {
 		return err
@@ -56,6 +59,6 @@ func (c *migrateCommand) Run(ctx context.Context, std streams) error {
 	if err := store.CheckSchema(ctx); err != nil {
 		return fmt.Errorf("migrated, but: %w", err)
 	}
-	fmt.Fprintf(std.out, "migrated: version %d -> %d, %d partitions\n", before, latest, c.Partitions)
+	fmt.Fprintf(std.Out, "migrated: version %d -> %d, %d partitions\n", before, latest, c.Partitions)
 	return nil
 }

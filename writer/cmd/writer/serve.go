@@ -12,6 +12,7 @@ import (
 	"github.com/redis/rueidis"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seckill/seckill/pkg/command"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/orderid"
 	"github.com/seckill/seckill/pkg/redisconn"
@@ -34,16 +35,15 @@ type serveCommand struct {
 }
 
 // Run checks the settings and serves until ctx ends.
-func (c *serveCommand) Run(ctx context.Context, std streams) error {
-	log, err := c.logger(std.err)
+func (c *serveCommand) Run(ctx context.Context, std command.Streams) error {
+	log, err := c.Log.Logger(std.Err)
 	if err != nil {
 		return err
 	}
 	c.complete()
-	if err := c.check(); err != nil {
-		return fmt.Errorf("the settings do not fit:\n%w", err)
+	if err := c.check().Err(); err != nil {
+		return err
 	}
-	telemetry.PrintSettings(log, c.settings)
 	return run(ctx, c.settings, log)
 }
 
@@ -60,9 +60,12 @@ func (c *serveCommand) Run(ctx context.Context, std streams) error {
 func run(ctx context.Context, cfg settings, log *slog.Logger) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	log = log.With(telemetry.KeyService, "writer", telemetry.KeyVersion, telemetry.BuildVersion())
+	log.Info("writer starting")
+	telemetry.PrintSettings(log, cfg)
 	registry := telemetry.NewRegistry("writer", telemetry.BuildVersion())
 
-	codec, err := loadOrderKeys(cfg.OrderKeyFile, log)
+	codec, err := orderid.LoadAndWarn(cfg.OrderKeyFile, log)
 	if err != nil {
 		return err
 	}
@@ -84,7 +87,7 @@ func run(ctx context.Context, cfg settings, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	monitor := newMonitor(server.Health())
+	monitor := newMonitor(server)
 	admin := telemetry.NewAdmin(cfg.Admin, registry, monitor.report, log)
 	if err := errors.Join(server.Listen(), admin.Listen()); err != nil {
 		return err
@@ -162,14 +165,11 @@ func run(ctx context.Context, cfg settings, log *slog.Logger) error {
 func newServer(cfg settings, service *rpc.Service, log *slog.Logger, registerer prometheus.Registerer) (*rpcserver.Server, error) {
 	server, err := rpcserver.New(rpcserver.Options{
 		Addr:            cfg.Listen,
-		Reflection:      cfg.Reflection,
+		Settings:        cfg.Server,
 		DefaultDeadline: cfg.DefaultDeadline,
 		MaxDeadline:     cfg.MaxDeadline,
 		DrainDelay:      cfg.DrainDelay,
 		DrainTimeout:    cfg.DrainTimeout - cfg.DrainDelay,
-		TLSCertFile:     cfg.TLSCertFile,
-		TLSKeyFile:      cfg.TLSKeyFile,
-		TLSClientCAFile: cfg.TLSClientCAFile,
 		Logger:          log,
 		Registerer:      registerer,
 	})
@@ -200,7 +200,7 @@ func (c connected) close() {
 func connect(ctx context.Context, cfg settings, store *orderstore.Store, codec *orderid.Codec, m *monitor, log *slog.Logger) (c connected, err error) {
 	reach := func(ctx context.Context) error {
 		err := store.Ping(ctx)
-		m.set(partMySQL, "connecting", err)
+		m.set(partDatabase, "connecting", err)
 		return err
 	}
 	check := func(ctx context.Context) (err error) {
@@ -213,7 +213,7 @@ func connect(ctx context.Context, cfg settings, store *orderstore.Store, codec *
 	for _, warning := range c.db.warnings {
 		log.Warn("database setting", telemetry.KeyReason, warning)
 	}
-	m.set(partMySQL, "answers", nil)
+	m.set(partDatabase, "answers", nil)
 
 	m.set(partRedis, "connecting", errors.New("not reached yet"))
 	options := cfg.Redis
@@ -242,20 +242,23 @@ type parts struct {
 
 func newParts(cfg settings, store *orderstore.Store, redis connected, log *slog.Logger, registerer prometheus.Registerer) (parts, error) {
 	keeper := guardian.New(guardian.Options{
-		Store:      store,
-		Client:     redis.calls,
-		Partitions: redis.db.partitions,
-		Bound:      cfg.MaxInFlight,
-		Durability: ledger.Durability(cfg.Durability),
-		Interval:   cfg.GuardianInterval,
-		OrderKeys:  redis.db.keys,
-		Logger:     log,
-		Registerer: registerer,
+		Store:        store,
+		Client:       redis.calls,
+		Partitions:   redis.db.partitions,
+		Bound:        cfg.MaxInFlight,
+		Durability:   ledger.Durability(cfg.Durability),
+		Interval:     cfg.GuardianInterval,
+		ConsumerIdle: cfg.ConsumerIdle,
+		OrderKeys:    redis.db.keys,
+		Logger:       log,
+		Registerer:   registerer,
 	})
 	line, err := pipeline.New(pipeline.Options{
 		Reader:       redis.blocking,
 		Client:       redis.calls,
 		Store:        store,
+		Holder:       store,
+		Ping:         store.Ping,
 		Alarm:        keeper,
 		Partitions:   redis.db.partitions,
 		Consumer:     cfg.Consumer,

@@ -22,6 +22,7 @@ import (
 
 	"github.com/seckill/seckill/pkg/devstack"
 	"github.com/seckill/seckill/pkg/ledger"
+	"github.com/seckill/seckill/pkg/orderid"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 	"github.com/seckill/seckill/writer/internal/orderstore"
 )
@@ -31,13 +32,20 @@ type redisClient = rueidis.Client
 // refused runs serve in this process until it refuses, and returns what it said.
 func refused(t *testing.T, args ...string) string {
 	t.Helper()
+	said, _ := refusedAndLogged(t, args...)
+	return said
+}
+
+// refusedAndLogged also returns the lines of the log before it.
+func refusedAndLogged(t *testing.T, args ...string) (said, log string) {
+	t.Helper()
 	type result struct {
 		code int
 		errs string
 	}
 	done := make(chan result, 1)
 	go func() {
-		code, _, errs := command(append([]string{"serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"}, args...)...)
+		code, _, errs := program(append([]string{"serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"}, args...)...)
 		done <- result{code, errs}
 	}()
 	select {
@@ -48,14 +56,15 @@ func refused(t *testing.T, args ...string) string {
 		require.NotContains(t, r.errs, "goroutine ", "no stack trace")
 		for _, line := range lines {
 			if strings.HasPrefix(line, "writer: ") {
-				return r.errs[strings.Index(r.errs, "writer: "):]
+				log, said, _ := strings.Cut(r.errs, "writer: ")
+				return "writer: " + said, log
 			}
 		}
 		t.Fatalf("no message for a person in: %s", r.errs)
 	case <-time.After(patience):
 		t.Fatal("serve did not refuse")
 	}
-	return ""
+	return "", ""
 }
 
 func exec(t *testing.T, dsn, statement string) {
@@ -83,7 +92,7 @@ func TestServe_RefusesAnotherOrderKeyAndAnotherRedis(t *testing.T) {
 	ctx := context.Background()
 	key, other := keyFile(t), keyFile(t)
 	dsn, dsnFile := migrated(t, 1)
-	codec, err := loadOrderKeys(key, nil)
+	codec, err := orderid.Load(key)
 	require.NoError(t, err)
 	store, err := orderstore.Open(ctx, orderstore.Options{DSN: dsn})
 	require.NoError(t, err)
@@ -93,8 +102,15 @@ func TestServe_RefusesAnotherOrderKeyAndAnotherRedis(t *testing.T) {
 	redis := devstack.TestRedis(t)
 	addr := "--redis-addr=" + redis.Addr()
 
-	said := refused(t, addr, "--order-key-file="+other, "--database-dsn-file="+dsnFile)
+	said, log := refusedAndLogged(t, addr, "--order-key-file="+other, "--database-dsn-file="+dsnFile)
 	require.Contains(t, said, "order key file is not the one")
+	require.Contains(t, log, `"msg":"the database is refused"`)
+	require.NotContains(t, log, "waiting for", "it answers: there is nothing to wait for")
+	for line := range strings.Lines(log) {
+		require.Contains(t, line, `"service":"writer"`)
+		require.Contains(t, line, `"version":`)
+	}
+	require.Contains(t, log, `"msg":"writer starting"`)
 	keys, err := store.RegisterKeys(ctx, nil)
 	require.NoError(t, err)
 	require.Equal(t, codec.Fingerprints(), keys)
@@ -146,7 +162,7 @@ func startWriter(t *testing.T, args ...string) *writer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	dir, err := devstack.Build(ctx, nil, false, "github.com/seckill/seckill/writer/cmd/writer")
+	dir, err := devstack.Build(ctx, nil, devstack.BuildOptions{}, "github.com/seckill/seckill/writer/cmd/writer")
 	require.NoError(t, err)
 	api, err := devstack.FreePort()
 	require.NoError(t, err)
@@ -214,7 +230,7 @@ func TestServe_StartsWithoutServersAndRecovers(t *testing.T) {
 	database := devstack.TestDatabaseServer(t)
 	require.NoError(t, database.CreateDatabase(context.Background(), "sale"))
 	dsnFile := file(t, "dsn", database.DSN("sale"))
-	code, _, errs := command("migrate", "--database-dsn-file", dsnFile, "--partitions=2")
+	code, _, errs := program("migrate", "--database-dsn-file", dsnFile, "--partitions=2")
 	require.Zero(t, code, errs)
 	redis := devstack.TestRedis(t)
 	require.NoError(t, redis.Stop())
@@ -226,12 +242,12 @@ func TestServe_StartsWithoutServersAndRecovers(t *testing.T) {
 	require.Equal(t, "NOT_SERVING", w.is(""))
 	status, parts := w.healthz(t)
 	require.Equal(t, http.StatusServiceUnavailable, status)
-	require.Contains(t, parts["mysql"], "connecting")
+	require.Contains(t, parts["database"], "connecting")
 	_, err := w.GetVoucher(ctx, &seckillv1.GetVoucherRequest{VoucherId: 1})
 	require.ErrorContains(t, err, "the database cannot answer now")
 
 	require.NoError(t, database.Restart(ctx))
-	require.Eventually(t, func() bool { _, parts = w.healthz(t); return strings.HasPrefix(parts["mysql"], "answers") }, patience, pollTime)
+	require.Eventually(t, func() bool { _, parts = w.healthz(t); return strings.HasPrefix(parts["database"], "answers") }, patience, pollTime)
 	require.Equal(t, "NOT_SERVING", w.is(service))
 	require.NoError(t, redis.Restart(ctx))
 	w.await(t, service, "SERVING")
@@ -360,7 +376,7 @@ func TestServe_EndsInTimeWhileServersHang(t *testing.T) {
 	database := devstack.TestDatabaseServer(t)
 	require.NoError(t, database.CreateDatabase(context.Background(), "sale"))
 	dsnFile := file(t, "dsn", database.DSN("sale"))
-	code, _, errs := command("migrate", "--database-dsn-file", dsnFile, "--partitions=2")
+	code, _, errs := program("migrate", "--database-dsn-file", dsnFile, "--partitions=2")
 	require.Zero(t, code, errs)
 	redis := devstack.TestRedis(t)
 	w := startWriter(t, "--order-key-file="+keyFile(t), "--database-dsn-file="+dsnFile, "--redis-addr="+redis.Addr(), "--drain-timeout=3s")

@@ -6,15 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
+
+	"github.com/seckill/seckill/pkg/command"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/redisconn"
+	"github.com/seckill/seckill/pkg/rpcserver"
 	"github.com/seckill/seckill/pkg/telemetry"
 )
 
@@ -39,18 +41,16 @@ type settings struct {
 
 	Durability       string        `env:"SECKILL_DURABILITY" enum:"strict,fast" default:"strict" help:"Least durability that Redis must really have for a partition to be opened: strict (appendfsync always) or fast (everysec)."`
 	MaxInFlight      int64         `env:"SECKILL_MAX_IN_FLIGHT" default:"1000000" help:"Most orders of a partition admitted and not yet settled; beyond it Grabs are refused."`
+	ConsumerIdle     time.Duration `env:"SECKILL_CONSUMER_IDLE" default:"15m" help:"A consumer that holds nothing and has not read for that long is removed as dead; more than --min-idle."`
 	GuardianInterval time.Duration `env:"SECKILL_GUARDIAN_INTERVAL" default:"1s" help:"How often the guardian looks at each partition."`
 
 	DefaultDeadline time.Duration `env:"SECKILL_DEFAULT_DEADLINE" default:"10s" help:"Time for a call whose caller set none."`
 	MaxDeadline     time.Duration `env:"SECKILL_MAX_DEADLINE" default:"2m" help:"Most time that a caller may ask for; GetBooks of millions of orders takes seconds."`
 	DrainDelay      time.Duration `env:"SECKILL_DRAIN_DELAY" default:"0s" help:"After SIGTERM, how long calls are still taken while health says NOT_SERVING."`
 	DrainTimeout    time.Duration `env:"SECKILL_DRAIN_TIMEOUT" default:"20s" help:"After SIGTERM, how long work in hand may take to finish, --drain-delay included."`
-	Reflection      bool          `env:"SECKILL_REFLECTION" default:"true" negatable:"" help:"Serve gRPC reflection."`
-	TLSCertFile     string        `name:"tls-cert-file" env:"SECKILL_TLS_CERT_FILE" type:"path" placeholder:"FILE" help:"Certificate (PEM) of the API port; switches TLS on."`
-	TLSKeyFile      string        `name:"tls-key-file" env:"SECKILL_TLS_KEY_FILE" type:"path" placeholder:"FILE" help:"Its key (PEM)."`
-	TLSClientCAFile string        `name:"tls-client-ca-file" env:"SECKILL_TLS_CLIENT_CA_FILE" type:"path" placeholder:"FILE" help:"CA (PEM) that callers' certificates must come from; without it callers need none."`
 
-	logSettings `embed:""`
+	Server rpcserver.Settings    `embed:""`
+	Log    telemetry.LogSettings `embed:"" prefix:"log-"`
 }
 
 // databaseSettings say where the database is. The DSN holds a password, so it
@@ -60,13 +60,15 @@ type databaseSettings struct {
 	DatabaseDSN     string `name:"database-dsn" env:"SECKILL_DATABASE_DSN" secret:"" hidden:""`
 }
 
-type logSettings struct {
-	LogFormat string `env:"SECKILL_LOG_FORMAT" enum:"json,text" default:"json" help:"Form of the log: json or text."`
-	LogLevel  string `env:"SECKILL_LOG_LEVEL" enum:"debug,info,warn,error" default:"info" help:"Least level that is logged: debug, info, warn or error."`
-}
-
-func (l logSettings) logger(w io.Writer) (*slog.Logger, error) {
-	return telemetry.NewLogger(telemetry.LogOptions{Format: l.LogFormat, Level: l.LogLevel, Writer: w})
+// AfterApply refuses the DSN as a flag, which it must be for kong to read its
+// environment variable.
+func (databaseSettings) AfterApply(parsed *kong.Context) error {
+	for _, step := range parsed.Path {
+		if step.Flag != nil && step.Flag.Name == "database-dsn" {
+			return errors.New("--database-dsn would show a password to everybody on this machine: set --database-dsn-file, or the environment variable SECKILL_DATABASE_DSN")
+		}
+	}
+	return nil
 }
 
 // maxDSNBytes bounds what is read of a DSN file, which may be some other file
@@ -134,58 +136,47 @@ func (s *settings) slots(partitions int) int {
 
 // check names everything that contradicts itself, with the values. It opens no
 // connection and reads no file.
-func (s *settings) check() error {
-	var problems []error
-	problem := func(bad bool, format string, args ...any) {
-		if bad {
-			problems = append(problems, fmt.Errorf(format, args...))
-		}
-	}
-	for _, addr := range []struct{ name, value string }{{"--listen", s.Listen}, {"--admin", s.Admin}} {
-		_, _, err := net.SplitHostPort(addr.value)
-		problem(err != nil, "%s %q is not HOST:PORT", addr.name, addr.value)
-	}
-	if err := s.Redis.Validate(); err != nil {
-		problems = append(problems, err)
-	}
-	problem(s.DatabaseDSNFile == "" && s.DatabaseDSN == "", "no database is given: set --database-dsn-file")
-	problem(s.OrderKeyFile == "", "no order key is given: set --order-key-file (writer keygen makes one)")
-	problem(s.Committers < 1 || s.Committers > 64, "--committers %d: must be from 1 to 64", s.Committers)
-	problem(s.BatchSize < 1 || s.BatchSize > 10_000, "--batch-size %d: must be from 1 to 10000", s.BatchSize)
-	problem(s.Slots != 0 && s.Slots < s.BatchSize+ledger.MaxBatch, "--slots %d: must be 0, or at least --batch-size %d and one stream entry of %d",
+func (s *settings) check() (problems command.Problems) {
+	problems.HostPort("--listen", s.Listen)
+	problems.HostPort("--admin", s.Admin)
+	problems.Add(s.Redis.Validate())
+	problems.If(s.DatabaseDSNFile == "" && s.DatabaseDSN == "", "no database is given: set --database-dsn-file")
+	problems.If(s.OrderKeyFile == "", "no order key is given: set --order-key-file (writer keygen makes one)")
+	problems.If(s.Committers < 1 || s.Committers > 64, "--committers %d: must be from 1 to 64", s.Committers)
+	problems.If(s.BatchSize < 1 || s.BatchSize > 10_000, "--batch-size %d: must be from 1 to 10000", s.BatchSize)
+	problems.If(s.Slots != 0 && s.Slots < s.BatchSize+ledger.MaxBatch, "--slots %d: must be 0, or at least --batch-size %d and one stream entry of %d",
 		s.Slots, s.BatchSize, ledger.MaxBatch)
-	problem(s.DatabaseConns < s.Committers+otherConns, "--database-conns %d: must be at least --committers %d and %d more",
+	problems.If(s.DatabaseConns < s.Committers+otherConns, "--database-conns %d: must be at least --committers %d and %d more",
 		s.DatabaseConns, s.Committers, otherConns)
-	problem(s.MaxInFlight < ledger.MaxBatch, "--max-in-flight %d: must be at least one batch of %d", s.MaxInFlight, ledger.MaxBatch)
+	problems.If(s.MaxInFlight < ledger.MaxBatch, "--max-in-flight %d: must be at least one batch of %d", s.MaxInFlight, ledger.MaxBatch)
 
 	// An interval of the guardian is also how late a change reaches the ledger
 	// when the first try failed.
-	problem(s.GuardianInterval < 10*time.Millisecond || s.GuardianInterval > time.Minute,
+	problems.If(s.GuardianInterval < 10*time.Millisecond || s.GuardianInterval > time.Minute,
 		"--guardian-interval %s: must be from 10ms to 1m", s.GuardianInterval)
-	problem(s.BatchTimeout <= time.Second, "--batch-timeout %s: must be more than 1s, which is the shortest lock wait", s.BatchTimeout)
-	problem(s.LockWait%time.Second != 0 || s.LockWait < 0, "--lock-wait %s: must be whole seconds", s.LockWait)
-	problem(s.BatchTimeout > time.Second && s.LockWait >= s.BatchTimeout,
+	problems.If(s.BatchTimeout <= time.Second, "--batch-timeout %s: must be more than 1s, which is the shortest lock wait", s.BatchTimeout)
+	problems.If(s.LockWait%time.Second != 0 || s.LockWait < 0, "--lock-wait %s: must be whole seconds", s.LockWait)
+	problems.If(s.BatchTimeout > time.Second && s.LockWait >= s.BatchTimeout,
 		"--lock-wait %s must be less than --batch-timeout %s: a transaction would be cut off while it waits for a lock", s.LockWait, s.BatchTimeout)
-	problem(2*s.BatchTimeout >= s.MinIdle,
+	problems.If(2*s.BatchTimeout >= s.MinIdle,
 		"2 x --batch-timeout %s must be less than --min-idle %s: entries would be taken over while they are worked on", s.BatchTimeout, s.MinIdle)
-	problem(s.Block < time.Millisecond, "--block %s: must be at least 1ms", s.Block)
-	problem(s.Block >= s.DrainTimeout, "--block %s must be less than --drain-timeout %s: a reader that waits would outlast the drain", s.Block, s.DrainTimeout)
-	problem(s.BatchTimeout >= s.DrainTimeout,
+	problems.If(s.Block < time.Millisecond, "--block %s: must be at least 1ms", s.Block)
+	problems.If(s.Block >= s.DrainTimeout, "--block %s must be less than --drain-timeout %s: a reader that waits would outlast the drain", s.Block, s.DrainTimeout)
+	problems.If(s.BatchTimeout >= s.DrainTimeout,
 		"--batch-timeout %s must be less than --drain-timeout %s: a batch in hand could not finish", s.BatchTimeout, s.DrainTimeout)
-	problem(s.DrainDelay < 0 || s.DrainDelay >= s.DrainTimeout, "--drain-delay %s must be less than --drain-timeout %s", s.DrainDelay, s.DrainTimeout)
-	problem(s.DefaultDeadline <= 0 || s.DefaultDeadline > s.MaxDeadline,
+	problems.If(s.DrainDelay < 0 || s.DrainDelay >= s.DrainTimeout, "--drain-delay %s must be less than --drain-timeout %s", s.DrainDelay, s.DrainTimeout)
+	problems.If(s.DefaultDeadline <= 0 || s.DefaultDeadline > s.MaxDeadline,
 		"--default-deadline %s must be more than 0 and at most --max-deadline %s", s.DefaultDeadline, s.MaxDeadline)
 
-	problem((s.TLSCertFile == "") != (s.TLSKeyFile == ""), "--tls-cert-file and --tls-key-file must be given together")
-	problem(s.TLSClientCAFile != "" && s.TLSCertFile == "", "--tls-client-ca-file needs --tls-cert-file")
+	problems.Add(s.Server.Check())
 	for _, r := range s.Consumer {
 		if r <= ' ' || r > '~' {
-			problem(true, "--consumer %q: must be printable ASCII without spaces", s.Consumer)
+			problems.If(true, "--consumer %q: must be printable ASCII without spaces", s.Consumer)
 			break
 		}
 	}
-	problem(s.Consumer == ledger.Group, "--consumer %q: is the name of the group", s.Consumer)
-	return errors.Join(problems...)
+	problems.If(s.Consumer == ledger.Group, "--consumer %q: is the name of the group", s.Consumer)
+	return problems
 }
 
 // consumerName differs between processes also where host names and process ids
