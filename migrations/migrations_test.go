@@ -32,7 +32,9 @@ func TestUp_DownToNothingAndUpAgainIsTheSameSchema(t *testing.T) {
 
 	require.NoError(t, migrations.Up(ctx, db, log))
 	first := schema(t, ctx, db)
-	require.Subset(t, keys(first), []string{"settings", "partitions", "vouchers", "orders", "order_outcomes"})
+	require.Subset(t, keys(first), []string{
+		"settings", "partitions", "vouchers", "orders", "order_outcomes", "dead_entries", "operator_actions", "ledger_updates",
+	})
 	version, err = migrations.Version(ctx, db)
 	require.NoError(t, err)
 	require.Equal(t, migrations.Latest, version, "Latest is the newest file")
@@ -76,6 +78,8 @@ func TestSchema_RefusesStockThatDoesNotAddUp(t *testing.T) {
 		"unknown state":           "UPDATE vouchers SET state = 'open' WHERE id = 1",
 		"open beyond its epoch":   "INSERT INTO partitions (id, epoch, open_epoch) VALUES (0, 1, 2)",
 		"outcome of unknown kind": "INSERT INTO order_outcomes (voucher_id, epoch, seq, user_id, kind) VALUES (1, 1, 1, 1, 'SOLD')",
+		"entry of unknown state":  "INSERT INTO dead_entries (partition_id, epoch, entry_id, units, state) VALUES (0, 1, '1-1', 0, 'LOST')",
+		"update to what is held":  "INSERT INTO ledger_updates (voucher_id, epoch, seq, partition_id, user_id, verdict) VALUES (1, 1, 1, 0, 1, 'HELD')",
 	} {
 		_, err := db.ExecContext(ctx, update)
 		var e *mysql.MySQLError

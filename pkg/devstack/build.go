@@ -17,12 +17,19 @@ var built struct {
 	dirs map[string]string
 }
 
+// BuildOptions says how Build builds.
+type BuildOptions struct {
+	// Race builds the race detector in, which needs a C compiler.
+	Race bool
+	// Tags are build tags.
+	Tags []string
+}
+
 // Build builds main packages of the workspace, given by import path, and
 // returns the folder with their programs, named as the last part of the path.
-// The folder belongs to this process and goes with it; a second call for the
-// same packages returns the same one. With race the race detector is built in,
-// which needs a C compiler.
-func Build(ctx context.Context, log io.Writer, race bool, pkgs ...string) (dir string, err error) {
+// The folder belongs to this process and goes with it; a second call with the
+// same arguments returns the same one.
+func Build(ctx context.Context, log io.Writer, opt BuildOptions, pkgs ...string) (dir string, err error) {
 	if log == nil {
 		log = io.Discard
 	}
@@ -32,7 +39,7 @@ func Build(ctx context.Context, log io.Writer, race bool, pkgs ...string) (dir s
 	}
 	built.Lock()
 	defer built.Unlock()
-	key := fmt.Sprint(race, pkgs)
+	key := fmt.Sprint(opt, pkgs)
 	if dir := built.dirs[key]; dir != "" {
 		if _, err := os.Stat(dir); err == nil {
 			return dir, nil
@@ -44,10 +51,13 @@ func Build(ctx context.Context, log io.Writer, race bool, pkgs ...string) (dir s
 	// No version stamp: these programs are thrown away, and it needs a git that
 	// trusts the folder.
 	args := []string{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator)}
-	if race {
+	if opt.Race {
 		args = append(args, "-race")
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, pkgs...)...)
+	if len(opt.Tags) > 0 {
+		args = append(args, "-tags="+strings.Join(opt.Tags, ","))
+	}
+	cmd := exec.CommandContext(ctx, "go", append(append(args, "--"), pkgs...)...)
 	cmd.Dir = root
 	// The workspace even where the caller was built without it: the packages
 	// lie in several modules.

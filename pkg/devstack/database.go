@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	_ "github.com/go-sql-driver/mysql" // the driver for readiness checks and CREATE DATABASE
+	"github.com/go-sql-driver/mysql"
 )
 
 // DatabaseOptions says how a private database server is run.
@@ -123,7 +123,8 @@ func (d *Database) template(ctx context.Context) (string, error) {
 func (d *Database) installCommand(ctx context.Context, data string) *exec.Cmd {
 	args := append([]string{"--no-defaults"}, d.placeArgs(data)...)
 	if !d.binaries.MariaDB {
-		return exec.CommandContext(ctx, d.binaries.Database, append(args, "--initialize-insecure", "--innodb-redo-log-capacity=48M")...)
+		program, args := programCommand(d.binaries.Database, append(args, "--initialize-insecure", "--innodb-redo-log-capacity=48M")...)
+		return exec.CommandContext(ctx, program, args...)
 	}
 	installer := "mariadb-install-db"
 	for _, dir := range []string{filepath.Dir(d.binaries.Database), filepath.Join(filepath.Dir(d.binaries.Database), "../bin"), "/usr/bin", "/usr/local/bin"} {
@@ -140,6 +141,9 @@ func (d *Database) placeArgs(data string) []string {
 	args := []string{"--datadir=" + data}
 	if root := unpackedRoot(d.binaries.Database); root != "" {
 		args = append(args, "--basedir="+filepath.Join(root, "usr"))
+		if !d.binaries.MariaDB {
+			args = append(args, "--lc-messages-dir="+filepath.Join(root, "usr/share/mysql"))
+		}
 	}
 	if os.Geteuid() == 0 {
 		args = append(args, "--user=root") // it refuses to run as root without saying so
@@ -151,7 +155,9 @@ func (d *Database) start(ctx context.Context, port int) (*Process, error) {
 	args := append([]string{"--no-defaults"}, d.placeArgs(d.dir)...)
 	args = append(args,
 		"--port="+strconv.Itoa(port), "--bind-address=127.0.0.1",
-		"--socket="+filepath.Join(d.dir, "s.sock"), "--pid-file="+filepath.Join(d.dir, "pid"),
+		// Relative to the data folder, into which the server goes: a Unix socket's
+		// path has at most 107 bytes, and the data folder's may be longer.
+		"--socket=s.sock", "--pid-file="+filepath.Join(d.dir, "pid"),
 		// What the writer's promises stand on.
 		"--innodb-flush-log-at-trx-commit=1", "--skip-log-bin", "--innodb-rollback-on-timeout=ON",
 		// UTC everywhere; utf8mb4 everywhere.
@@ -164,7 +170,8 @@ func (d *Database) start(ctx context.Context, port int) (*Process, error) {
 	} else {
 		args = append(args, "--innodb-redo-log-capacity=48M", "--mysqlx=OFF", "--secure-file-priv=NULL")
 	}
-	proc, err := StartProcess(ctx, ProcessOptions{Name: filepath.Base(d.binaries.Database), Path: d.binaries.Database, Args: append(args, d.args...), Env: programEnv(d.binaries.Database)})
+	program, args := programCommand(d.binaries.Database, append(args, d.args...)...)
+	proc, err := StartProcess(ctx, ProcessOptions{Name: filepath.Base(d.binaries.Database), Path: program, Args: args, Env: programEnv(d.binaries.Database)})
 	if err != nil {
 		return nil, err
 	}
@@ -178,10 +185,16 @@ func (d *Database) start(ctx context.Context, port int) (*Process, error) {
 func (d *Database) answers(ctx context.Context, port int) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	db, err := sql.Open("mysql", dsn(port, ""))
+	cfg, err := mysql.ParseDSN(dsn(port, ""))
 	if err != nil {
 		return err
 	}
+	cfg.Logger = &mysql.NopLogger{} // a server that is just starting may hang up, which is no news
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return err
+	}
+	db := sql.OpenDB(connector)
 	defer db.Close()
 	var data string
 	if err := db.QueryRowContext(ctx, "SELECT @@datadir").Scan(&data); err != nil {

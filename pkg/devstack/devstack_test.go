@@ -4,14 +4,17 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/stretchr/testify/require"
 )
 
@@ -238,6 +242,47 @@ func TestDatabaseServer_KeepsCommitsOverKillAndPauseHangs(t *testing.T) {
 	var readOnly int
 	require.NoError(t, db.QueryRow("SELECT @@read_only").Scan(&readOnly))
 	require.Equal(t, 1, readOnly)
+}
+
+func TestDatabase_StartsInAFolderWithALongPath(t *testing.T) {
+	// Longer than the path of a Unix socket may be.
+	d := TestDatabaseServer(t, DatabaseOptions{Dir: filepath.Join(t.TempDir(), strings.Repeat("long", 40), "data")})
+	require.NoError(t, openDatabase(t, d.DSN("")).Ping())
+}
+
+type lines struct {
+	sync.Mutex
+	all []string
+}
+
+func (l *lines) Print(v ...any) {
+	l.Lock()
+	defer l.Unlock()
+	l.all = append(l.all, fmt.Sprint(v...))
+}
+
+func TestDatabase_ProbingAServerThatHangsUpPrintsNothing(t *testing.T) {
+	var printed lines
+	require.NoError(t, mysql.SetLogger(&printed))
+	t.Cleanup(func() { require.NoError(t, mysql.SetLogger(log.New(os.Stderr, "[mysql] ", log.Ldate|log.Ltime))) })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	port := l.Addr().(*net.TCPAddr).Port
+	require.Error(t, (&Database{dir: t.TempDir()}).answers(t.Context(), port))
+	require.Empty(t, printed.all)
+	// The same without the silence, so that this test can fail.
+	require.Error(t, openDatabase(t, dsn(port, "")).Ping())
+	require.NotEmpty(t, printed.all)
 }
 
 func TestProcess_TellsExitCodeAndOutput(t *testing.T) {
@@ -463,45 +508,122 @@ func TestFind_SaysTheThreeWaysWhenNothingCanBeFetched(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("SECKILL_REDIS_SERVER", "/does/not/exist")
 	t.Setenv("SECKILL_DATABASE_SERVER", "/does/not/exist")
+	t.Setenv("SECKILL_DATABASE", "")
 	_, err := Find(t.Context(), nil)
 	for _, way := range []string{"apt-get install", "brew install", "docker compose up", "no apt-get"} {
 		require.ErrorContains(t, err, way)
 	}
 }
 
-func TestFind_PassesOverRedisThatIsTooOld(t *testing.T) {
-	dir := t.TempDir()
-	fake := func(name, version string) string {
-		path := filepath.Join(dir, name)
-		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho '"+version+"'\n"), 0o755))
-		return path
-	}
+func TestFind_SaysThatMySQLIsUnavailableAndNotThatSomethingIsWrong(t *testing.T) {
 	t.Setenv("SECKILL_DEV_DIR", t.TempDir())
-	t.Setenv("SECKILL_REDIS_SERVER", fake("redis-old", "Redis server v=6.0.16 sha=00000000:0"))
-	t.Setenv("SECKILL_DATABASE_SERVER", fake("mysqld", "mysqld  Ver 9.7.4-2 for Linux on x86_64"))
+	t.Setenv("SECKILL_REDIS_SERVER", fakeProgram(t, "redis-server", "Redis server v=8.0.2 sha=00000000:0"))
+	t.Setenv("SECKILL_DATABASE_SERVER", fakeProgram(t, "mysqld", "mysqld  Ver 10.11.18-MariaDB for debian-linux-gnu on x86_64"))
+	t.Setenv("SECKILL_DATABASE", "mysql")
+	t.Setenv("PATH", t.TempDir()) // nothing to fetch with
+	var log strings.Builder
+	_, err := Find(t.Context(), &log)
+	require.ErrorIs(t, err, ErrMySQLUnavailable)
+	require.ErrorContains(t, err, "no apt-get")
+	require.Contains(t, log.String(), "it is MariaDB, and MySQL is wanted")
+
+	t.Setenv("SECKILL_REDIS_SERVER", "/does/not/exist")
+	_, err = Find(t.Context(), nil)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, ErrMySQLUnavailable, "without Redis nothing can be tested at all")
+
+	t.Setenv("SECKILL_DATABASE", "oracle")
+	_, err = Find(t.Context(), nil)
+	require.ErrorContains(t, err, "SECKILL_DATABASE")
+}
+
+func TestFind_TakesTheDatabaseThatIsAskedFor(t *testing.T) {
+	maria := fakeProgram(t, "mariadbd", "mariadbd  Ver 10.11.18-MariaDB for debian-linux-gnu on x86_64")
+	mysql := fakeProgram(t, "mysqld", "mysqld  Ver 9.7.4-2 for Linux on x86_64 ((Debian))")
+	for _, c := range []struct {
+		kind, program string
+		taken         bool
+	}{
+		{"", maria, true}, {"mariadb", maria, true}, {"mysql", maria, false},
+		{"", mysql, true}, {"mariadb", mysql, false}, {"mysql", mysql, true},
+	} {
+		t.Setenv("SECKILL_DATABASE", c.kind)
+		t.Setenv("SECKILL_DATABASE_SERVER", c.program)
+		asked, err := databaseServer()
+		require.NoError(t, err)
+		b := &Binaries{Redis: "there"}
+		require.Equal(t, c.taken, b.use(t.Context(), io.Discard, asked), "%q with %s", c.kind, c.program)
+		require.Equal(t, c.taken && c.program == maria, b.MariaDB)
+	}
+}
+
+func TestProgramCommand_UsesTheLoaderThatWasUnpackedWithTheProgram(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("SECKILL_DEV_DIR", dir)
+	t.Setenv("LD_LIBRARY_PATH", "")
+	program, lib := filepath.Join(dir, "mysql/usr/sbin/mysqld"), filepath.Join(dir, "mysql/usr/lib/x86_64-linux-gnu")
+	require.NoError(t, os.MkdirAll(lib, 0o755))
+
+	path, args := programCommand(program, "--version")
+	require.Equal(t, program, path)
+	require.Equal(t, []string{"--version"}, args)
+	require.Contains(t, programEnv(program), "LD_LIBRARY_PATH="+lib)
+
+	loader := filepath.Join(lib, "ld-linux-x86-64.so.2")
+	require.NoError(t, os.WriteFile(loader, nil, 0o755))
+	path, args = programCommand(program, "--version")
+	require.Equal(t, loader, path)
+	require.Equal(t, []string{"--library-path", lib, program, "--version"}, args)
+	require.NotContains(t, programEnv(program), "LD_LIBRARY_PATH="+lib, "the libraries of another release are for this program alone")
+
+	path, args = programCommand("/usr/sbin/mysqld", "--version")
+	require.Equal(t, "/usr/sbin/mysqld", path)
+	require.Equal(t, []string{"--version"}, args)
+}
+
+// fakeProgram makes a program that only tells its version.
+func fakeProgram(t *testing.T, name, version string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho '"+version+"'\n"), 0o755))
+	return path
+}
+
+func TestFind_PassesOverRedisThatIsTooOld(t *testing.T) {
+	t.Setenv("SECKILL_DEV_DIR", t.TempDir())
+	t.Setenv("SECKILL_REDIS_SERVER", fakeProgram(t, "redis-old", "Redis server v=6.0.16 sha=00000000:0"))
+	t.Setenv("SECKILL_DATABASE_SERVER", fakeProgram(t, "mysqld", "mysqld  Ver 9.7.4-2 for Linux on x86_64"))
 	var log strings.Builder
 	b := &Binaries{}
-	require.False(t, b.use(t.Context(), &log))
+	require.False(t, b.use(t.Context(), &log, anyDatabase))
 	require.Empty(t, b.Redis)
 	require.Contains(t, log.String(), "Redis 7 or newer is needed")
 	require.Equal(t, "9.7.4-2", b.DatabaseVersion)
 	require.False(t, b.MariaDB)
 
-	t.Setenv("SECKILL_REDIS_SERVER", fake("redis-new", "Redis server v=8.0.2 sha=00000000:0"))
-	require.True(t, b.use(t.Context(), &log))
+	t.Setenv("SECKILL_REDIS_SERVER", fakeProgram(t, "redis-new", "Redis server v=8.0.2 sha=00000000:0"))
+	require.True(t, b.use(t.Context(), &log, anyDatabase))
 	require.Equal(t, "8.0.2", b.RedisVersion)
 }
 
 func TestBuild_BuildsOnceAndProgramsRun(t *testing.T) {
 	const pkg = "github.com/seckill/seckill/pkg/devstack/cmd/devstack"
-	dir, err := Build(t.Context(), nil, false, pkg)
+	dir, err := Build(t.Context(), nil, BuildOptions{}, pkg)
 	require.NoError(t, err)
-	again, err := Build(t.Context(), nil, false, pkg)
+	again, err := Build(t.Context(), nil, BuildOptions{}, pkg)
 	require.NoError(t, err)
 	require.Equal(t, dir, again)
 	out, err := exec.Command(filepath.Join(dir, "devstack"), "--help").CombinedOutput()
 	require.NoError(t, err)
 	require.Contains(t, string(out), "fetch")
-	_, err = Build(t.Context(), nil, false, pkg+"/missing")
+	tagged, err := Build(t.Context(), nil, BuildOptions{Tags: []string{"one", "two"}}, pkg)
+	require.NoError(t, err)
+	require.NotEqual(t, dir, tagged)
+	info, err := buildinfo.ReadFile(filepath.Join(tagged, "devstack"))
+	require.NoError(t, err)
+	require.Contains(t, info.Settings, debug.BuildSetting{Key: "-tags", Value: "one,two"})
+	_, err = Build(t.Context(), nil, BuildOptions{}, "-tags=one", pkg)
+	require.Error(t, err, "packages are no flags")
+	_, err = Build(t.Context(), nil, BuildOptions{}, pkg+"/missing")
 	require.ErrorContains(t, err, "building")
 }

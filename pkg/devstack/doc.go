@@ -15,6 +15,8 @@
 // Environment:
 //
 //	SECKILL_DEV_DIR          the private folder; default .dev beside go.work
+//	SECKILL_DATABASE         "mysql" or "mariadb": the database must be this one;
+//	                         empty takes what is found, and fetches MariaDB
 //	SECKILL_REDIS_SERVER     use this redis-server and look no further
 //	SECKILL_DATABASE_SERVER  use this mariadbd or mysqld and look no further
 package devstack

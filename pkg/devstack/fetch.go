@@ -15,7 +15,8 @@ import (
 )
 
 // fetchTimeout bounds one whole fetch: about 9 MB of index and 9 MB of
-// packages; a slow line takes minutes, anything longer is a hang.
+// packages, 60 MB for MySQL; a slow line takes minutes, anything longer is a
+// hang.
 const fetchTimeout = 10 * time.Minute
 
 // fetch downloads the packages of the missing servers from the distribution's
@@ -31,12 +32,37 @@ func fetch(ctx context.Context, log io.Writer, missing []server) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
+	var stable, unstable []server
+	for _, s := range missing {
+		if s.unstable {
+			unstable = append(unstable, s)
+		} else {
+			stable = append(stable, s)
+		}
+	}
+	// What is surely there first: that the rest is not must not keep it away.
+	if err := fetchFrom(ctx, log, false, stable); err != nil {
+		return err
+	}
+	return fetchFrom(ctx, log, true, unstable)
+}
+
+// fetchFrom fetches servers from the system's own release or from Debian's
+// unstable suite.
+func fetchFrom(ctx context.Context, log io.Writer, unstable bool, servers []server) error {
+	if len(servers) == 0 {
+		return nil
+	}
+	source, err := packageSource(unstable)
+	if err != nil {
+		return err
+	}
 	work, err := os.MkdirTemp(Dir(), "fetch-")
 	if err != nil {
 		return fmt.Errorf("making a folder to fetch into: %w", err)
 	}
 	defer os.RemoveAll(work)
-	apt, err := newPrivateApt(work)
+	apt, err := newPrivateApt(work, source)
 	if err != nil {
 		return err
 	}
@@ -44,7 +70,7 @@ func fetch(ctx context.Context, log io.Writer, missing []server) error {
 	if err := apt.run(ctx, "update"); err != nil {
 		return fmt.Errorf("reading the package index: %w", err)
 	}
-	for _, s := range missing {
+	for _, s := range servers {
 		fmt.Fprintf(log, "devstack: fetching %s\n", strings.Join(s.packages, " "))
 		if err := apt.fetch(ctx, s, filepath.Join(Dir(), s.folder)); err != nil {
 			return fmt.Errorf("fetching %s: %w", strings.Join(s.packages, " "), err)
@@ -60,17 +86,13 @@ type privateApt struct {
 	source string // the line of sources.list
 }
 
-func newPrivateApt(dir string) (*privateApt, error) {
+func newPrivateApt(dir, source string) (*privateApt, error) {
 	for _, sub := range []string{"apt.conf.d", "empty", "lists/partial", "cache/archives/partial", "log"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("preparing a private apt: %w", err)
 		}
 	}
-	a := &privateApt{dir: dir}
-	var err error
-	if a.source, err = packageSource(); err != nil {
-		return nil, err
-	}
+	a := &privateApt{dir: dir, source: source}
 	// The system's apt.conf.d stays in force: it may carry proxies and
 	// authentication. What cannot be read by this user is left out.
 	parts, _ := filepath.Glob("/etc/apt/apt.conf.d/*")
@@ -101,6 +123,8 @@ APT::Install-Recommends "false";
 APT::Install-Suggests "false";
 APT::Sandbox::User "";
 APT::Keep-Downloaded-Packages "true";
+// A mirror that is not reached is an error, not a warning.
+APT::Update::Error-Mode "any";
 Acquire::Languages "none";
 Acquire::Retries "3";
 Acquire::http::Timeout "30";
@@ -154,9 +178,16 @@ func (a *privateApt) fetch(ctx context.Context, s server, target string) error {
 		return a.run(ctx, append(args, s.packages...)...)
 	}
 	archives := filepath.Join(a.dir, "cache", "archives")
-	// A system whose own packages are broken or half upgraded cannot be added
-	// to; then everything is fetched, as for an empty system.
-	if err := install("status.system"); err != nil {
+	leftOut := belongsToSystem
+	if s.unstable {
+		// Nothing of this system fits: everything is fetched, the C library too.
+		leftOut = notForServer
+		if err := install("status.empty"); err != nil {
+			return err
+		}
+	} else if err := install("status.system"); err != nil {
+		// A system whose own packages are broken or half upgraded cannot be added
+		// to; then everything is fetched, as for an empty system.
 		if retryErr := install("status.empty"); retryErr != nil {
 			return errors.Join(err, retryErr)
 		}
@@ -170,7 +201,7 @@ func (a *privateApt) fetch(ctx context.Context, s server, target string) error {
 		return err
 	}
 	for _, deb := range debs {
-		if !belongsToSystem.MatchString(filepath.Base(deb)) {
+		if !leftOut.MatchString(filepath.Base(deb)) {
 			if out, err := exec.CommandContext(ctx, "dpkg-deb", "-x", deb, root).CombinedOutput(); err != nil {
 				return fmt.Errorf("unpacking %s: %w: %s", filepath.Base(deb), err, firstLine(string(out)))
 			}
@@ -188,14 +219,20 @@ func (a *privateApt) fetch(ctx context.Context, s server, target string) error {
 	return os.Rename(root, target)
 }
 
-// belongsToSystem matches packages that every system has and that must not be
-// put on a library path of their own (the C library and its loader belong
-// together), or that a server does not run with.
-var belongsToSystem = regexp.MustCompile(`^(libc6|libc-bin|perl|perl-base|perl-modules-[0-9.]+|libperl[0-9.]+|dpkg|tar|passwd|adduser|debconf|usrmerge|gcc-[0-9]+-base)_`)
+// withoutUse are packages that a server depends on and does not run with.
+const withoutUse = `perl|perl-base|perl-modules-[0-9.]+|libperl[0-9.]+|dpkg|tar|passwd|adduser|debconf|usrmerge|gcc-[0-9]+-base|libc-gconv-[a-z-]+`
 
-// packageSource returns the sources.list line for this release, on the mirror
-// that the machine itself is set up with.
-func packageSource() (string, error) {
+// Packages that are not unpacked. What comes from the system's own release uses
+// the system's C library: one on a library path of its own would not belong to
+// the loader. What comes from another release brings both.
+var (
+	notForServer    = regexp.MustCompile(`^(` + withoutUse + `)_`)
+	belongsToSystem = regexp.MustCompile(`^(libc6|libc-bin|` + withoutUse + `)_`)
+)
+
+// packageSource returns the sources.list line for this release, or for Debian's
+// unstable suite, on the mirror that the machine itself is set up with.
+func packageSource(unstable bool) (string, error) {
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil {
 		return "", fmt.Errorf("reading the name of this system's release: %w", err)
@@ -214,6 +251,12 @@ func packageSource() (string, error) {
 	archive, components, mirror := "debian", "main", "http://deb.debian.org/debian"
 	if ubuntu := value("UBUNTU_CODENAME"); ubuntu != "" {
 		archive, components, mirror, codename = "ubuntu(?:-ports)?", "main universe", "http://archive.ubuntu.com/ubuntu", ubuntu
+	}
+	if unstable {
+		if archive != "debian" {
+			return "", errors.New("what is needed is in Debian's unstable suite, and this system is not Debian")
+		}
+		codename = "sid"
 	}
 	lists, _ := filepath.Glob("/etc/apt/sources.list.d/*")
 	uri := regexp.MustCompile(`(?m)^(?:URIs:|deb\s)[^#\n]*?(https?://\S+/` + archive + `)/?(?:\s|$)`)

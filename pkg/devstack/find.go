@@ -38,8 +38,10 @@ type server struct {
 	title    string   // for messages
 	env      string   // names a path that overrides the search
 	programs []string // in order of preference
+	not      string   // passed over if its version says this: a mysqld may be MariaDB's
 	folder   string   // below Dir(), where a fetched one is unpacked
 	packages []string // of the distribution, which hold it
+	unstable bool     // they come from Debian's unstable suite, with a C library of their own
 }
 
 var (
@@ -47,13 +49,42 @@ var (
 		title: "Redis", env: "SECKILL_REDIS_SERVER", programs: []string{"redis-server"},
 		folder: "redis", packages: []string{"redis-server"},
 	}
-	databaseServer = server{
+	anyDatabase = server{
 		title: "MariaDB or MySQL", env: "SECKILL_DATABASE_SERVER", programs: []string{"mariadbd", "mysqld"},
 		folder: "mariadb", // The client package holds my_print_defaults, which the installer of the
 		// system tables needs.
 		packages: []string{"mariadb-server-core", "mariadb-client-core"},
 	}
+	mariaDB = server{
+		title: "MariaDB", env: anyDatabase.env, programs: anyDatabase.programs, not: "MySQL",
+		folder: anyDatabase.folder, packages: anyDatabase.packages,
+	}
+	// No stable release of Debian has MySQL.
+	mySQL = server{
+		title: "MySQL", env: anyDatabase.env, programs: []string{"mysqld"}, not: "MariaDB",
+		folder: "mysql", packages: []string{"mysql-server-core"}, unstable: true,
+	}
 )
+
+// ErrMySQLUnavailable is in the error of Find when SECKILL_DATABASE asks for
+// MySQL, it is not on this machine and could not be fetched today: the suite
+// that has it is not pinned and may be unresolvable for days. Nothing is wrong
+// with what was to be tested then.
+var ErrMySQLUnavailable = errors.New("MySQL is not available here today")
+
+// databaseServer is the database that SECKILL_DATABASE asks for.
+func databaseServer() (server, error) {
+	switch kind := os.Getenv("SECKILL_DATABASE"); kind {
+	case "":
+		return anyDatabase, nil
+	case "mariadb":
+		return mariaDB, nil
+	case "mysql":
+		return mySQL, nil
+	default:
+		return server{}, fmt.Errorf("SECKILL_DATABASE is %q: it may be mysql, mariadb or empty", kind)
+	}
+}
 
 // Find returns the server programs: those on PATH (and in the usual folders
 // that PATH often lacks), else those in the private folder, else it fetches
@@ -64,8 +95,12 @@ func Find(ctx context.Context, log io.Writer) (*Binaries, error) {
 	if log == nil {
 		log = io.Discard
 	}
+	database, err := databaseServer()
+	if err != nil {
+		return nil, err
+	}
 	b := &Binaries{}
-	if b.use(ctx, log) {
+	if b.use(ctx, log, database) {
 		return b, nil
 	}
 	unlock, err := lockFolder(ctx, log, "fetch")
@@ -74,7 +109,7 @@ func Find(ctx context.Context, log io.Writer) (*Binaries, error) {
 	}
 	defer unlock()
 	// Another process may have fetched them while this one waited.
-	if b.use(ctx, log) {
+	if b.use(ctx, log, database) {
 		return b, nil
 	}
 	var missing []server
@@ -82,19 +117,23 @@ func Find(ctx context.Context, log io.Writer) (*Binaries, error) {
 		missing = append(missing, redisServer)
 	}
 	if b.Database == "" {
-		missing = append(missing, databaseServer)
+		missing = append(missing, database)
 	}
-	if err := fetch(ctx, log, missing); err != nil {
-		return nil, notFound(missing, err)
+	err = fetch(ctx, log, missing)
+	if b.use(ctx, log, database) {
+		return b, nil
 	}
-	if !b.use(ctx, log) {
-		return nil, notFound(missing, errors.New("the fetched program does not run or is too old"))
+	if err == nil {
+		err = errors.New("the fetched program does not run or is too old")
 	}
-	return b, nil
+	if b.Redis != "" && database.unstable && ctx.Err() == nil {
+		return nil, fmt.Errorf("%w: no mysqld was found (SECKILL_DATABASE_SERVER may name one), and it was not fetched: %w", ErrMySQLUnavailable, err)
+	}
+	return nil, notFound(missing, err)
 }
 
 // use fills in what is there already and reports whether nothing is missing.
-func (b *Binaries) use(ctx context.Context, log io.Writer) bool {
+func (b *Binaries) use(ctx context.Context, log io.Writer, database server) bool {
 	if b.Redis == "" {
 		for _, path := range redisServer.candidates() {
 			out, version, err := programVersion(ctx, path, `v=([0-9][^ ]*)`)
@@ -112,13 +151,21 @@ func (b *Binaries) use(ctx context.Context, log io.Writer) bool {
 		}
 	}
 	if b.Database == "" {
-		for _, path := range databaseServer.candidates() {
+		for _, path := range database.candidates() {
 			out, version, err := programVersion(ctx, path, `Ver ([0-9][^ ]*)`)
 			if err != nil {
 				fmt.Fprintf(log, "devstack: %s is passed over: %v\n", path, err)
 				continue
 			}
-			b.Database, b.DatabaseVersion, b.MariaDB = path, version, strings.Contains(out, "MariaDB")
+			kind := "MySQL"
+			if strings.Contains(out, "MariaDB") {
+				kind = "MariaDB"
+			}
+			if kind == database.not {
+				fmt.Fprintf(log, "devstack: %s is passed over: it is %s, and %s is wanted\n", path, kind, database.title)
+				continue
+			}
+			b.Database, b.DatabaseVersion, b.MariaDB = path, version, kind == "MariaDB"
 			break
 		}
 	}
@@ -162,7 +209,8 @@ func isProgram(path string) bool {
 func programVersion(ctx context.Context, path, pattern string) (out, version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second) // generous: a cold disk, a busy machine
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, "--version")
+	program, args := programCommand(path, "--version")
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = programEnv(path)
 	raw, err := cmd.CombinedOutput()
 	if err != nil {
@@ -175,18 +223,39 @@ func programVersion(ctx context.Context, path, pattern string) (out, version str
 	return string(raw), string(m[1]), nil
 }
 
+// programCommand is how a program is started. One that was unpacked with a C
+// library of its own is started by the loader that belongs to it: the system's
+// may be older. What runs then shows the loader's name in "ps".
+func programCommand(path string, args ...string) (program string, withArgs []string) {
+	if loader := ownLoader(path); loader != "" {
+		return loader, append([]string{"--library-path", filepath.Dir(loader), path}, args...)
+	}
+	return path, args
+}
+
+func ownLoader(path string) string {
+	root := unpackedRoot(path)
+	if root == "" {
+		return ""
+	}
+	if loaders, _ := filepath.Glob(filepath.Join(root, "usr/lib/*-linux-gnu*/ld-linux*.so.*")); len(loaders) > 0 {
+		return loaders[0]
+	}
+	return ""
+}
+
 // programEnv is this process's environment, and for a program below the
-// private folder also the path of the libraries that were unpacked with it.
+// private folder also the path of the libraries that were unpacked with it,
+// unless its own loader is told of them.
 func programEnv(path string) []string {
 	env := os.Environ()
-	rel, err := filepath.Rel(Dir(), path)
-	if err != nil || strings.HasPrefix(rel, "..") {
+	root := unpackedRoot(path)
+	if root == "" || ownLoader(path) != "" {
 		return env
 	}
-	top, _, _ := strings.Cut(rel, string(filepath.Separator))
 	var dirs []string
 	for _, pattern := range []string{"usr/lib/*-linux-gnu*", "lib/*-linux-gnu*"} {
-		matches, _ := filepath.Glob(filepath.Join(Dir(), top, pattern))
+		matches, _ := filepath.Glob(filepath.Join(root, pattern))
 		dirs = append(dirs, matches...)
 	}
 	if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {

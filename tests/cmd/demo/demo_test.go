@@ -23,7 +23,7 @@ func startDemo(t *testing.T, args ...string) (p *devstack.Process, temp string) 
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute) // a cold build
 	defer cancel()
 	devstack.TestBinaries(t) // fetched by now, within its own bound
-	dir, err := devstack.Build(ctx, nil, false,
+	dir, err := devstack.Build(ctx, nil, devstack.BuildOptions{},
 		"github.com/seckill/seckill/tests/cmd/demo", "github.com/seckill/seckill/gateway/cmd/gateway", "github.com/seckill/seckill/writer/cmd/writer")
 	require.NoError(t, err)
 	temp, err = os.MkdirTemp("", "demo-") // short: sockets live below it

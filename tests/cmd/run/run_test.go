@@ -38,7 +38,7 @@ func TestRun_PrintedCallsWorkAndCtrlCLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute) // a cold build
 	defer cancel()
 	devstack.TestBinaries(t) // fetched by now, within its own bound
-	dir, err := devstack.Build(ctx, nil, false, "github.com/seckill/seckill/tests/cmd/run")
+	dir, err := devstack.Build(ctx, nil, devstack.BuildOptions{}, "github.com/seckill/seckill/tests/cmd/run")
 	require.NoError(t, err)
 	temp, err := os.MkdirTemp("", "run-") // short: sockets live below it
 	require.NoError(t, err)

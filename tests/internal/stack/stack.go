@@ -127,13 +127,7 @@ func (s *Stack) start(ctx context.Context) error {
 	}
 	if s.bin = s.opt.Programs; s.bin == "" {
 		if err := s.step("building gateway and writer", "building", func() (err error) {
-			// What stands before the packages on the command line of "go build" may be
-			// flags.
-			packages := []string{gatewayPackage, writerPackage}
-			if len(s.opt.BuildTags) > 0 {
-				packages = append([]string{"-tags=" + strings.Join(s.opt.BuildTags, ",")}, packages...)
-			}
-			s.bin, err = devstack.Build(ctx, s.opt.Log, s.opt.Race, packages...)
+			s.bin, err = devstack.Build(ctx, s.opt.Log, devstack.BuildOptions{Race: s.opt.Race, Tags: s.opt.BuildTags}, gatewayPackage, writerPackage)
 			return err
 		}); err != nil {
 			return err

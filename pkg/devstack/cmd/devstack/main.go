@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -19,11 +20,14 @@ const usage = `usage: devstack COMMAND
   fetch   find redis-server and MariaDB or MySQL, or fetch them into the private
           folder from the distribution's packages (no root, no system changes),
           and try them out
+          --mysql   the same with real MySQL, which Debian's unstable suite has;
+                    ends with code 3 where it is not available today
   where   print the private folder and the programs that are used
   race    print "yes" if the race detector can be built here, else "no"
 
 The private folder is .dev in the repository, or SECKILL_DEV_DIR.
-SECKILL_REDIS_SERVER and SECKILL_DATABASE_SERVER name programs to use instead.
+SECKILL_REDIS_SERVER and SECKILL_DATABASE_SERVER name programs to use instead;
+SECKILL_DATABASE=mysql or mariadb says which of the two databases it must be.
 `
 
 func main() {
@@ -34,11 +38,20 @@ func main() {
 	if err := run(ctx, os.Stdout, flag.Args()); err != nil {
 		fmt.Fprintf(os.Stderr, "devstack: %v\n", err)
 		stop()
+		if errors.Is(err, devstack.ErrMySQLUnavailable) {
+			os.Exit(3)
+		}
 		os.Exit(1)
 	}
 }
 
 func run(ctx context.Context, out io.Writer, args []string) error {
+	if len(args) == 2 && args[0] == "fetch" && args[1] == "--mysql" {
+		if err := os.Setenv("SECKILL_DATABASE", "mysql"); err != nil {
+			return err
+		}
+		args = args[:1]
+	}
 	if len(args) != 1 {
 		return fmt.Errorf("one command is needed\n%s", usage)
 	}
