@@ -71,6 +71,8 @@ const (
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 16
 	// INTERNAL: anything else; the cause is in the server's log.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 17
+	// NOT_FOUND: no dead letter of that id was ever held.
+	ErrorReason_ERROR_REASON_DEAD_LETTER_NOT_FOUND ErrorReason = 18
 )
 
 // Enum value maps for ErrorReason.
@@ -94,26 +96,28 @@ var (
 		15: "ERROR_REASON_DATABASE_UNREACHABLE",
 		16: "ERROR_REASON_SHUTTING_DOWN",
 		17: "ERROR_REASON_INTERNAL",
+		18: "ERROR_REASON_DEAD_LETTER_NOT_FOUND",
 	}
 	ErrorReason_value = map[string]int32{
-		"ERROR_REASON_UNSPECIFIED":          0,
-		"ERROR_REASON_INVALID_FIELD":        1,
-		"ERROR_REASON_VOUCHER_NOT_FOUND":    2,
-		"ERROR_REASON_VOUCHER_ARCHIVED":     3,
-		"ERROR_REASON_ORDER_NOT_FOUND":      4,
-		"ERROR_REASON_VOUCHER_EXISTS":       5,
-		"ERROR_REASON_VOUCHER_STATE":        6,
-		"ERROR_REASON_LEDGER_MEMORY":        7,
-		"ERROR_REASON_BOOKS_NOT_PROVEN":     8,
-		"ERROR_REASON_OVERLOADED":           9,
-		"ERROR_REASON_REBUILDING":           10,
-		"ERROR_REASON_OUTCOME_UNKNOWN":      11,
-		"ERROR_REASON_LEDGER_FAULT":         12,
-		"ERROR_REASON_REDIS_UNREACHABLE":    13,
-		"ERROR_REASON_SCRIPT_VERSION":       14,
-		"ERROR_REASON_DATABASE_UNREACHABLE": 15,
-		"ERROR_REASON_SHUTTING_DOWN":        16,
-		"ERROR_REASON_INTERNAL":             17,
+		"ERROR_REASON_UNSPECIFIED":           0,
+		"ERROR_REASON_INVALID_FIELD":         1,
+		"ERROR_REASON_VOUCHER_NOT_FOUND":     2,
+		"ERROR_REASON_VOUCHER_ARCHIVED":      3,
+		"ERROR_REASON_ORDER_NOT_FOUND":       4,
+		"ERROR_REASON_VOUCHER_EXISTS":        5,
+		"ERROR_REASON_VOUCHER_STATE":         6,
+		"ERROR_REASON_LEDGER_MEMORY":         7,
+		"ERROR_REASON_BOOKS_NOT_PROVEN":      8,
+		"ERROR_REASON_OVERLOADED":            9,
+		"ERROR_REASON_REBUILDING":            10,
+		"ERROR_REASON_OUTCOME_UNKNOWN":       11,
+		"ERROR_REASON_LEDGER_FAULT":          12,
+		"ERROR_REASON_REDIS_UNREACHABLE":     13,
+		"ERROR_REASON_SCRIPT_VERSION":        14,
+		"ERROR_REASON_DATABASE_UNREACHABLE":  15,
+		"ERROR_REASON_SHUTTING_DOWN":         16,
+		"ERROR_REASON_INTERNAL":              17,
+		"ERROR_REASON_DEAD_LETTER_NOT_FOUND": 18,
 	}
 )
 
@@ -149,7 +153,7 @@ var File_seckill_v1_error_reason_proto protoreflect.FileDescriptor
 const file_seckill_v1_error_reason_proto_rawDesc = "" +
 	"\n" +
 	"\x1dseckill/v1/error_reason.proto\x12\n" +
-	"seckill.v1*\xda\x04\n" +
+	"seckill.v1*\x82\x05\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\"\n" +
@@ -169,7 +173,8 @@ const file_seckill_v1_error_reason_proto_rawDesc = "" +
 	"\x1bERROR_REASON_SCRIPT_VERSION\x10\x0e\x12%\n" +
 	"!ERROR_REASON_DATABASE_UNREACHABLE\x10\x0f\x12\x1e\n" +
 	"\x1aERROR_REASON_SHUTTING_DOWN\x10\x10\x12\x19\n" +
-	"\x15ERROR_REASON_INTERNAL\x10\x11B\xa2\x01\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x11\x12&\n" +
+	"\"ERROR_REASON_DEAD_LETTER_NOT_FOUND\x10\x12B\xa2\x01\n" +
 	"\x0ecom.seckill.v1B\x10ErrorReasonProtoP\x01Z5github.com/seckill/seckill/proto/seckill/v1;seckillv1\xa2\x02\x03SXX\xaa\x02\n" +
 	"Seckill.V1\xca\x02\n" +
 	"Seckill\\V1\xe2\x02\x16Seckill\\V1\\GPBMetadata\xea\x02\vSeckill::V1b\x06proto3"

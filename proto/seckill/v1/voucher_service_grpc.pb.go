@@ -54,9 +54,11 @@ type VoucherServiceClient interface {
 	GetVoucher(ctx context.Context, in *GetVoucherRequest, opts ...grpc.CallOption) (*GetVoucherResponse, error)
 	// ListVouchers answers vouchers by ascending id, in pages.
 	ListVouchers(ctx context.Context, in *ListVouchersRequest, opts ...grpc.CallOption) (*ListVouchersResponse, error)
-	// OpenVoucher brings a DRAFT on sale: from now on its window decides.
-	// Errors: VOUCHER_NOT_FOUND (NOT_FOUND); VOUCHER_STATE and LEDGER_MEMORY
-	// (FAILED_PRECONDITION); REBUILDING, REDIS_UNREACHABLE (UNAVAILABLE).
+	// OpenVoucher brings a DRAFT on sale: from now on its window decides. One
+	// whose end_time has passed, by the clock of Redis, stays a DRAFT.
+	// Errors: VOUCHER_NOT_FOUND (NOT_FOUND); VOUCHER_STATE (also where the window
+	// is over) and LEDGER_MEMORY (FAILED_PRECONDITION); REBUILDING,
+	// REDIS_UNREACHABLE (UNAVAILABLE).
 	OpenVoucher(ctx context.Context, in *OpenVoucherRequest, opts ...grpc.CallOption) (*OpenVoucherResponse, error)
 	// PauseVoucher stops an OPEN voucher from selling until it is resumed.
 	// Errors: VOUCHER_NOT_FOUND (NOT_FOUND); VOUCHER_STATE
@@ -201,9 +203,11 @@ type VoucherServiceServer interface {
 	GetVoucher(context.Context, *GetVoucherRequest) (*GetVoucherResponse, error)
 	// ListVouchers answers vouchers by ascending id, in pages.
 	ListVouchers(context.Context, *ListVouchersRequest) (*ListVouchersResponse, error)
-	// OpenVoucher brings a DRAFT on sale: from now on its window decides.
-	// Errors: VOUCHER_NOT_FOUND (NOT_FOUND); VOUCHER_STATE and LEDGER_MEMORY
-	// (FAILED_PRECONDITION); REBUILDING, REDIS_UNREACHABLE (UNAVAILABLE).
+	// OpenVoucher brings a DRAFT on sale: from now on its window decides. One
+	// whose end_time has passed, by the clock of Redis, stays a DRAFT.
+	// Errors: VOUCHER_NOT_FOUND (NOT_FOUND); VOUCHER_STATE (also where the window
+	// is over) and LEDGER_MEMORY (FAILED_PRECONDITION); REBUILDING,
+	// REDIS_UNREACHABLE (UNAVAILABLE).
 	OpenVoucher(context.Context, *OpenVoucherRequest) (*OpenVoucherResponse, error)
 	// PauseVoucher stops an OPEN voucher from selling until it is resumed.
 	// Errors: VOUCHER_NOT_FOUND (NOT_FOUND); VOUCHER_STATE
