@@ -24,7 +24,7 @@ import (
 
 // Latest is the version of the newest migration in this package. A test
 // compares it with the files.
-const Latest int64 = 5
+const Latest int64 = 9
 
 // Timings of the table lock. The holder renews its lease every second, so a
 // holder that was killed delays the next one by the lease at most; a waiter

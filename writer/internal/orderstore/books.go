@@ -21,6 +21,7 @@ const (
 SELECT 'total' AS what, total AS n FROM vouchers WHERE id = @id
 UNION ALL SELECT 'stock', stock FROM vouchers WHERE id = @id
 UNION ALL SELECT 'sold', sold FROM vouchers WHERE id = @id
+UNION ALL SELECT 'untold', COUNT(*) FROM ledger_updates WHERE voucher_id = @id
 UNION ALL SELECT 'orders', COUNT(*) FROM orders WHERE voucher_id = @id
 UNION ALL SELECT CONCAT('outcome ', kind), COUNT(*) FROM order_outcomes WHERE voucher_id = @id GROUP BY kind`
 
@@ -72,6 +73,8 @@ func (s *Store) Read(ctx context.Context, voucherID int64, recount bool) (Readin
 			r.Sold = row.N
 		case "orders":
 			r.Orders = row.N
+		case "untold":
+			r.Untold = row.N
 		default:
 			r.OutcomeByKind[strings.TrimPrefix(row.What, "outcome ")] = row.N
 			r.Outcomes += row.N

@@ -25,6 +25,10 @@ var (
 	ErrEpochMoved = errors.New("the epoch is another one by now")
 	// ErrRevMoved means that the voucher was changed since the caller read it.
 	ErrRevMoved = errors.New("the voucher was changed meanwhile")
+	// ErrOrderNotFound means that there is neither a row nor an outcome.
+	ErrOrderNotFound = errors.New("no such order")
+	// ErrDeadLetterNotFound means that this never was a dead letter.
+	ErrDeadLetterNotFound = errors.New("no such dead letter")
 	// ErrLockLost means that the caller is not the holder of the lock any more.
 	ErrLockLost = errors.New("the lock is no longer held")
 )
@@ -48,6 +52,7 @@ const (
 	errDuplicate        = 1062
 	errNoSuchTable      = 1146
 	errPacketTooLarge   = 1153
+	errDeadlock         = 1213
 	errTooManyVariables = 1390
 )
 

@@ -90,9 +90,10 @@ func (s *Store) Persist(ctx context.Context, orders []Order) ([]Verdict, error) 
 // checkOrder refuses what the driver cannot send, or what would be refused row
 // by row in a transaction each. Everything else is the database's to judge.
 func checkOrder(o *Order) error {
+	if err := checkPosition(o.Position); err != nil {
+		return err
+	}
 	switch {
-	case o.VoucherID <= 0, o.Epoch <= 0, o.Epoch > orderid.MaxEpoch, o.Seq <= 0, o.Seq > orderid.MaxSeq:
-		return fmt.Errorf("position (%d, %d, %d) is out of range", o.VoucherID, o.Epoch, o.Seq)
 	case o.UserID <= 0:
 		return fmt.Errorf("user_id %d is out of range", o.UserID)
 	case !utf8.ValidString(o.Reference):
@@ -225,7 +226,7 @@ func (s *Store) commitOrders(ctx context.Context, b *batch, wave []int) error {
 			}
 			for _, i := range members[g] {
 				if o, ok := outcomes[b.orders[i].Seq]; ok {
-					ended[i] = o.verdict(g)
+					ended[i] = o.verdict(g, b.orders[i].UserID)
 				}
 			}
 		}
@@ -245,7 +246,12 @@ type outcomeRow struct {
 	StandingSeq   *int64
 }
 
-func (r outcomeRow) verdict(g group) Verdict {
+// verdict is what the outcome means for a user's order at its position. A user
+// below 1, on either side, could not be read, and is taken to be the same.
+func (r outcomeRow) verdict(g group, userID int64) Verdict {
+	if r.UserID > 0 && userID > 0 && r.UserID != userID {
+		return Verdict{Kind: SamePosition}
+	}
 	v := Verdict{Kind: Ended, Outcome: r.Kind}
 	if r.StandingEpoch != nil && r.StandingSeq != nil {
 		v.Standing = orderid.Position{VoucherID: g.voucherID, Epoch: *r.StandingEpoch, Seq: *r.StandingSeq}

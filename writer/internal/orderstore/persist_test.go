@@ -51,7 +51,7 @@ func TestPersist_UserWithAnotherOrderIsAConflict(t *testing.T) {
 	require.Equal(t, orderstore.Verdict{Kind: orderstore.Conflict, Standing: at(7, 1, 1), Outcome: orderstore.OutcomeConflict}, verdicts[1])
 	f.books(7, 2, 1)
 	require.EqualValues(t, 1, f.number(`SELECT COUNT(*) FROM order_outcomes WHERE voucher_id = 7 AND epoch = 1 AND seq = 3 AND user_id = 50
-  AND kind = 'CONFLICT' AND standing_epoch = 1 AND standing_seq = 1 AND reference = 'ref-3' AND entry_id = '1-3' AND applied_at IS NULL`))
+  AND kind = 'CONFLICT' AND standing_epoch = 1 AND standing_seq = 1 AND reference = 'ref-3' AND entry_id = '1-3' AND applied_at IS NOT NULL`))
 
 	verdicts, err = f.Persist(f.ctx, batch)
 	require.NoError(t, err)

@@ -144,7 +144,8 @@ func (s *Store) explainUnmatched(ctx context.Context, b *batch, u *unmatchedErro
 	return s.recordOutcomes(ctx, b, u.group, picked, OutcomeRejected)
 }
 
-// outcomeInsert is a row of order_outcomes as it is inserted.
+// outcomeInsert is a row of order_outcomes as it is inserted. The database fills
+// in when, and that the ledger knows: whoever asked for it settles it.
 type outcomeInsert struct {
 	VoucherID     int64 `gorm:"primaryKey;autoIncrement:false"`
 	Epoch         int64 `gorm:"primaryKey;autoIncrement:false"`
@@ -156,7 +157,10 @@ type outcomeInsert struct {
 	Reference     string
 	Reason        string
 	EntryID       string
-	AdmittedAt    time.Time
+	AdmittedAt    *time.Time
+	Raw           []byte
+	OfEntry       bool
+	Tries         int
 }
 
 // TableName is the table of an outcomeInsert.
@@ -217,7 +221,7 @@ func recordLocked(tx *gorm.DB, b *batch, g group, picked []int, kind string) (ma
 	for _, i := range picked {
 		o := &b.orders[i]
 		if outcome, ok := outcomes[o.Seq]; ok {
-			decided[i] = outcome.verdict(g)
+			decided[i] = outcome.verdict(g, o.UserID)
 			continue
 		}
 		if taken[o.Seq] {
@@ -240,27 +244,19 @@ func recordLocked(tx *gorm.DB, b *batch, g group, picked []int, kind string) (ma
 		inserts = append(inserts, newOutcome(o, v))
 		decided[i] = v
 	}
-	if len(inserts) == 0 {
-		return decided, nil
-	}
-	// A thousand short rows; inserted in chunks so that a small
-	// max_allowed_packet cannot refuse them for ever.
-	for chunk := range slices.Chunk(inserts, outcomeChunk) {
-		if err := tx.Create(&chunk).Error; err != nil {
-			return nil, err
-		}
-	}
-	return decided, nil
+	return decided, insertOutcomes(tx, inserts, 0)
 }
 
-// outcomeChunk bounds one INSERT of outcomes to some 10 KB.
+// outcomeChunk bounds one INSERT of outcomes to some 10 KB, so that a small
+// max_allowed_packet cannot refuse a thousand of them for ever.
 const outcomeChunk = 50
 
 func newOutcome(o *Order, v Verdict) outcomeInsert {
+	admitted := o.AdmittedAt.UTC().Truncate(time.Millisecond)
 	row := outcomeInsert{
 		VoucherID: o.VoucherID, Epoch: o.Epoch, Seq: o.Seq,
 		UserID: o.UserID, Kind: v.Outcome, Reference: o.Reference, EntryID: o.EntryID,
-		AdmittedAt: o.AdmittedAt.UTC().Truncate(time.Millisecond),
+		AdmittedAt: &admitted,
 	}
 	switch v.Kind {
 	case Conflict:

@@ -54,6 +54,20 @@ var columnTypes = map[string]map[string]string{
 		"voucher_id": "bigint", "epoch": "int", "seq": "bigint", "user_id": "bigint", "kind": "varchar",
 		"standing_epoch": "int", "standing_seq": "bigint", "reference": "varchar", "reason": "varchar", "entry_id": "varchar",
 		"admitted_at": "datetime", "persisted_at": "datetime", "applied_at": "datetime",
+		"raw": "mediumblob", "of_entry": "tinyint", "tries": "int", "first_seen_at": "datetime", "last_seen_at": "datetime",
+	},
+	"dead_entries": {
+		"partition_id": "int", "epoch": "int", "entry_id": "varchar", "units": "int", "voucher_id": "bigint", "first_seq": "bigint",
+		"raw": "mediumblob", "reason": "varchar", "first_seen_at": "datetime", "last_seen_at": "datetime", "tries": "int",
+		"state": "varchar", "resolved_at": "datetime",
+	},
+	"operator_actions": {
+		"id": "bigint", "at": "datetime", "operator": "varchar", "action": "varchar", "reason": "varchar", "target": "varchar",
+		"result": "varchar", "detail": "varchar",
+	},
+	"ledger_updates": {
+		"voucher_id": "bigint", "epoch": "int", "seq": "bigint", "partition_id": "int", "user_id": "bigint", "verdict": "varchar",
+		"standing_epoch": "int", "standing_seq": "bigint", "created_at": "datetime",
 	},
 }
 
@@ -66,6 +80,8 @@ var uniqueKeys = []struct{ table, name, columns, why string }{
 	{"orders", "PRIMARY", "voucher_id,epoch,seq", "an order is its position"},
 	{"orders", "orders_user_voucher", "user_id,voucher_id", "one order per user and voucher"},
 	{"order_outcomes", "PRIMARY", "voucher_id,epoch,seq", "a position has one outcome"},
+	{"dead_entries", "PRIMARY", "partition_id,epoch,entry_id", "an entry is one dead letter"},
+	{"ledger_updates", "PRIMARY", "voucher_id,epoch,seq", "a decision reaches the ledger once"},
 }
 
 // requiredChecks are the CHECK constraints of vouchers.

@@ -88,7 +88,7 @@ const (
 	// Rejected: the database had no stock left; an outcome row says so. No unit
 	// goes back: close the voucher, alarm.
 	Rejected
-	// SamePosition: the position is another user's row. Close the partition,
+	// SamePosition: the position is another user's row or outcome. Close the partition,
 	// alarm, never acknowledge.
 	SamePosition
 	// Stale: the voucher's epoch is not the order's. Leave it pending; the
@@ -113,6 +113,22 @@ type Verdict struct {
 	Outcome string
 	// Err is the cause, with Unstorable.
 	Err error
+	// UserID is whose position it is, from Hold and HoldEntry where the order that
+	// was given names no user and something stands already.
+	UserID int64
+}
+
+// Found is an order, however it ended.
+type Found struct {
+	Order
+	// PersistedAt is when the row of orders or of order_outcomes was written.
+	PersistedAt time.Time
+	// Outcome is empty for a row of orders, else the kind of outcome.
+	Outcome string
+	// Reason is why it is no row of orders.
+	Reason string
+	// Standing is the user's order that stands, where Outcome is CONFLICT.
+	Standing orderid.Position
 }
 
 // Reading is the database's side of a voucher's books.
@@ -123,6 +139,10 @@ type Reading struct {
 	Orders, Outcomes int64
 	// OutcomeByKind is Outcomes by kind; nil where no recount was asked for.
 	OutcomeByKind map[string]int64
+	// Untold is how many decisions of operators the ledger has perhaps not been
+	// told: so many units may be HELD there and not here. 0 where no recount was
+	// asked for.
+	Untold int64
 }
 
 var verdictNames = [...]string{

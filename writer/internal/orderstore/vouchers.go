@@ -255,8 +255,9 @@ func (s *Store) Transition(ctx context.Context, id int64, from []string, to stri
 	return row.voucher(), nil
 }
 
-// MarkLedgerCreated records that the voucher's ledger is about to be created in
-// epoch, so that it is never created again in it. It is ErrEpochMoved where the
+// MarkLedgerCreated records that the voucher's ledger was created in epoch, as a
+// draft that sells nothing: only after this may it be brought on sale, and it is
+// never created again in that epoch. It is ErrEpochMoved where the
 // voucher has another epoch by now. Again is harmless.
 func (s *Store) MarkLedgerCreated(ctx context.Context, id, epoch int64) error {
 	return s.mark(ctx, sqlMarkLedgerCreated, ErrEpochMoved, id, epoch, id, epoch)
