@@ -12,6 +12,14 @@ const Variable = "SECKILL_FAULTPOINT"
 // Point is a named place.
 type Point string
 
+// The points of a gateway, in the order in which a batch of Grabs passes them.
+const (
+	// GatewayBeforeScript: a batch is about to be sent to the ledger.
+	GatewayBeforeScript Point = "gateway.before_script"
+	// GatewayAfterScript: the ledger has answered, no caller has been told.
+	GatewayAfterScript Point = "gateway.after_script"
+)
+
 // The points of a writer, in the order in which an entry passes them.
 const (
 	// WriterAfterRead: new entries are delivered to this writer, nothing is
@@ -25,6 +33,10 @@ const (
 	// WriterAfterCommit: every order of the batch has a committed verdict, the
 	// ledger has not been told.
 	WriterAfterCommit Point = "writer.after_commit"
+	// WriterBeforeHold: dead letters are about to be written.
+	WriterBeforeHold Point = "writer.before_hold"
+	// WriterAfterHold: dead letters are committed, the ledger has not been told.
+	WriterAfterHold Point = "writer.after_hold"
 	// WriterAfterSettle: the ledger has been told.
 	WriterAfterSettle Point = "writer.after_settle"
 )

@@ -65,6 +65,10 @@ const (
 	// DecisionReplayed: the user has an order already, or got one earlier in
 	// this batch.
 	DecisionReplayed Decision = 8
+	// DecisionFault: what the ledger holds of the user is no mark. Nothing was
+	// done for him, and whether he has an order cannot be told; the others of the
+	// batch are decided.
+	DecisionFault Decision = 9
 )
 
 // Durability is what an acknowledged admission survives, as meta has it.
@@ -100,7 +104,8 @@ type AdmitReply struct {
 }
 
 // Admit runs the admission script once. An error is ErrUnknown where the call
-// may have run; ErrNoScript, ErrRefused or ErrFault where it had no effect.
+// may have run, also where its answer cannot be read; ErrNoScript, ErrRefused
+// or ErrFault where it had no effect.
 func Admit(ctx context.Context, client rueidis.CoreClient, call AdmitCall) (AdmitReply, error) {
 	// A batch beyond MaxBatch would become an entry that no writer decodes.
 	if len(call.Grabs) < 1 || len(call.Grabs) > MaxBatch {
@@ -129,17 +134,19 @@ func Admit(ctx context.Context, client rueidis.CoreClient, call AdmitCall) (Admi
 	return parseAdmitReply(call, reply)
 }
 
+// parseAdmitReply reads an answer. The script has run: where the answer cannot
+// be read, what it did is unknown.
 func parseAdmitReply(call AdmitCall, reply []rueidis.RedisMessage) (AdmitReply, error) {
 	if len(reply) < 2 {
-		return AdmitReply{}, fmt.Errorf("%w: admit answered %d elements", ErrFault, len(reply))
+		return AdmitReply{}, fmt.Errorf("%w: admit answered %d elements", ErrUnknown, len(reply))
 	}
 	name, err := reply[0].ToString()
 	if err != nil {
-		return AdmitReply{}, fmt.Errorf("%w: %w", ErrFault, err)
+		return AdmitReply{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	now, err := reply[1].AsInt64()
 	if err != nil {
-		return AdmitReply{}, fmt.Errorf("%w: %w", ErrFault, err)
+		return AdmitReply{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	out := AdmitReply{Status: AdmitStatus(name), Now: time.UnixMilli(now).UTC()}
 	switch out.Status {
@@ -148,18 +155,18 @@ func parseAdmitReply(call AdmitCall, reply []rueidis.RedisMessage) (AdmitReply, 
 		_, out.Detail, err = status(append(reply[:1:1], reply[2:]...))
 		return out, err
 	default:
-		return AdmitReply{}, fmt.Errorf("%w: admit answered %q", ErrFault, name)
+		return AdmitReply{}, fmt.Errorf("%w: admit answered %q", ErrUnknown, name)
 	}
 	if len(reply) != 4+len(call.Grabs) {
-		return AdmitReply{}, fmt.Errorf("%w: admit answered %d elements to %d grabs", ErrFault, len(reply), len(call.Grabs))
+		return AdmitReply{}, fmt.Errorf("%w: admit answered %d elements to %d grabs", ErrUnknown, len(reply), len(call.Grabs))
 	}
 	next, err := reply[2].AsInt64()
 	if err != nil {
-		return AdmitReply{}, fmt.Errorf("%w: %w", ErrFault, err)
+		return AdmitReply{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	durability, err := reply[3].ToString()
 	if err != nil {
-		return AdmitReply{}, fmt.Errorf("%w: %w", ErrFault, err)
+		return AdmitReply{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	out.Durability = Durability(durability)
 	out.Answers = make([]Answer, len(call.Grabs))
@@ -174,18 +181,20 @@ func parseAdmitReply(call AdmitCall, reply []rueidis.RedisMessage) (AdmitReply, 
 				answer.State = MarkAdmitted
 				out.LastSeq = max(out.LastSeq, next)
 				next++
-			} else if answer.Decision < DecisionAdmitted || answer.Decision > DecisionLate {
-				return AdmitReply{}, fmt.Errorf("%w: admit answered decision %d", ErrFault, code)
+			} else if (answer.Decision < DecisionAdmitted || answer.Decision > DecisionLate) && answer.Decision != DecisionFault {
+				return AdmitReply{}, fmt.Errorf("%w: admit answered decision %d", ErrUnknown, code)
 			}
 			continue
 		}
 		text, err := message.ToString()
 		if err != nil {
-			return AdmitReply{}, fmt.Errorf("%w: %w", ErrFault, err)
+			return AdmitReply{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
 		mark, err := ParseMark(text)
 		if err != nil {
-			return AdmitReply{}, err
+			// The words of err only: it is an ErrFault, which would promise that
+			// nothing was done.
+			return AdmitReply{}, fmt.Errorf("%w: admit answered: %s", ErrUnknown, err)
 		}
 		*answer = Answer{Decision: DecisionReplayed, Order: mark.Position(call.VoucherID), State: mark.State}
 		if mark.Epoch == call.Epoch {

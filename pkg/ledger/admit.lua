@@ -17,7 +17,9 @@
 -- Returns {'OK', now_ms, first_seq, durability, answer...}, an answer per Grab:
 -- the user's mark where an order exists, else a number: 1 admitted (the k-th
 -- of the batch has seq first_seq + k - 1), 2 sold out, 3 not started, 4 ended,
--- 5 paused, 6 busy (bound on orders in flight), 7 late (past not_after).
+-- 5 paused, 6 busy (bound on orders in flight), 7 late (past not_after), 9 the
+-- user's mark is none: whether an order exists cannot be told, and he alone is
+-- not decided. (8 is what the Go side makes of a mark.)
 -- Returns {'STALE_EPOCH', now_ms, epoch}, {'CLOSED', now_ms, reason},
 -- {'NOT_FOUND', now_ms}, {'ARCHIVED', now_ms} or {'REWOUND', now_ms, seq}
 -- where nothing was decided. An error that begins with LEDGER_FAULT names a
@@ -38,6 +40,14 @@ local function whole(value)
     return tonumber(value)
   end
   return nil
+end
+
+-- <epoch>.<seq><state>, both as large as an order_id has room for. Any letter
+-- is an order: a later version may know states that this one does not.
+local function sound(mark)
+  local epoch, seq = string.match(mark, '^(%d+)%.(%d+)[a-z]$')
+  epoch, seq = tonumber(epoch), tonumber(seq)
+  return epoch and epoch >= 1 and epoch <= 16777215 and seq >= 1 and seq <= 1099511627775
 end
 
 local time = redis.call('TIME')
@@ -107,7 +117,9 @@ local room = bound - (admitted - settled)
 for i = 1, n do
   local user = users[i]
   local mark = marks[i] or new[user]
-  if mark then
+  if marks[i] and not sound(marks[i]) then
+    answers[4 + i] = 9
+  elseif mark then
     answers[4 + i] = mark
   elseif refusal then
     answers[4 + i] = refusal

@@ -25,6 +25,9 @@ var ErrVersion = errors.New("entry is of an unknown version")
 // ErrMalformed means that an entry of a known version cannot be decoded.
 var ErrMalformed = errors.New("entry is malformed")
 
+// MaxReference is the most bytes of a caller's reference.
+const MaxReference = 64
+
 // Field numbers of ledgerv1.OrderBatch and OrderRecord. A test holds them
 // against the generated code.
 const (
@@ -68,12 +71,18 @@ func EncodeRecord(userID int64, reference, traceparent string) []byte {
 	return b
 }
 
-// Order is one admitted order as an entry carries it.
+// Order is one admitted order as an entry carries it. Each is judged alone:
+// one that cannot be used costs the others of its entry nothing.
 type Order struct {
 	orderid.Position
 	UserID      int64
 	Reference   string
 	Traceparent string
+	// Raw are the order's bytes as they were written, an encoded OrderRecord.
+	Raw []byte
+	// Err tells why the order cannot be used; UserID is 0 then, Reference and
+	// Traceparent are empty.
+	Err error
 }
 
 // Entry is one admitted batch, decoded.
@@ -89,64 +98,130 @@ type Entry struct {
 	Orders []Order
 }
 
+// MalformedError is an entry of a known version that cannot be decoded as a
+// whole. It is ErrMalformed.
+type MalformedError struct {
+	EntryID string
+	Reason  string
+	// The entry stands for the Units positions from FirstSeq on, of a voucher in
+	// an epoch. All are 0 where one of them cannot be told: it stands for nothing
+	// then.
+	VoucherID, Epoch, FirstSeq, Units int64
+}
+
+func (e *MalformedError) Error() string {
+	return ErrMalformed.Error() + ": entry " + e.EntryID + ": " + e.Reason
+}
+
+// Unwrap makes the error ErrMalformed.
+func (e *MalformedError) Unwrap() error { return ErrMalformed }
+
 // DecodeEntry decodes what the admission script wrote into the orders stream
-// of a partition. Errors: ErrVersion, ErrMalformed.
+// of a partition. An order in it that cannot be used carries its own error and
+// makes none here. Errors: ErrVersion, *MalformedError.
 func DecodeEntry(partition int, id string, fields map[string]string) (Entry, error) {
 	if fields["v"] != EntryVersion {
-		return Entry{}, fmt.Errorf("%w: entry %s: version %q", ErrVersion, id, fields["v"])
+		return Entry{}, fmt.Errorf("%w: entry %s: version %q", ErrVersion, id, clip(fields["v"]))
 	}
-	malformed := func(what string, err error) (Entry, error) {
-		if err != nil {
-			return Entry{}, fmt.Errorf("%w: entry %s: %s: %w", ErrMalformed, id, what, err)
+	malformed := &MalformedError{EntryID: id}
+	number := func(name string, from, up int64) int64 {
+		value, err := strconv.ParseInt(fields[name], 10, 64)
+		if err != nil || value < from || value > up {
+			if malformed.Reason == "" {
+				malformed.Reason = fmt.Sprintf("%s %q is not a number from %d to %d", name, clip(fields[name]), from, up)
+			}
+			return 0
 		}
-		return Entry{}, fmt.Errorf("%w: entry %s: %s", ErrMalformed, id, what)
+		return value
 	}
-	var number struct{ voucher, epoch, first, n, at int64 }
-	for _, field := range []struct {
-		name     string
-		to       *int64
-		from, up int64
-	}{
-		{"voucher", &number.voucher, 1, 1<<63 - 1},
-		{"epoch", &number.epoch, 1, orderid.MaxEpoch},
-		{"first", &number.first, 1, orderid.MaxSeq},
-		{"n", &number.n, 1, MaxBatch},
-		{"at", &number.at, 1, 1<<47 - 1},
-	} {
-		value, err := strconv.ParseInt(fields[field.name], 10, 64)
-		if err != nil {
-			return malformed(field.name, err)
-		}
-		if value < field.from || value > field.up {
-			return malformed(fmt.Sprintf("%s %d is out of range", field.name, value), nil)
-		}
-		*field.to = value
+	voucher := number("voucher", 1, 1<<63-1)
+	epoch := number("epoch", 1, orderid.MaxEpoch)
+	first := number("first", 1, orderid.MaxSeq)
+	n := number("n", 1, MaxBatch)
+	if malformed.Reason == "" && first+n-1 > orderid.MaxSeq {
+		malformed.Reason = "last seq is out of range"
 	}
-	if number.first+number.n-1 > orderid.MaxSeq {
-		return malformed("last seq is out of range", nil)
+	if malformed.Reason != "" {
+		return Entry{}, malformed
 	}
-	var batch ledgerv1.OrderBatch
-	if err := proto.Unmarshal([]byte(fields["orders"]), &batch); err != nil {
-		return malformed("orders", err)
+	malformed.VoucherID, malformed.Epoch, malformed.FirstSeq, malformed.Units = voucher, epoch, first, n
+	at := number("at", 1, 1<<47-1)
+	if malformed.Reason != "" {
+		return Entry{}, malformed
 	}
-	if int64(len(batch.GetOrders())) != number.n {
-		return malformed(fmt.Sprintf("%d orders where n is %d", len(batch.GetOrders()), number.n), nil)
+	records, err := splitBatch([]byte(fields["orders"]))
+	if err == nil && int64(len(records)) != n {
+		err = fmt.Errorf("%d orders where n is %d", len(records), n)
+	}
+	if err != nil {
+		malformed.Reason = err.Error()
+		return Entry{}, malformed
 	}
 	entry := Entry{
-		ID: id, Partition: partition, VoucherID: number.voucher, Epoch: number.epoch,
-		AdmittedAt: time.UnixMilli(number.at).UTC(),
-		Orders:     make([]Order, number.n),
+		ID: id, Partition: partition, VoucherID: voucher, Epoch: epoch,
+		AdmittedAt: time.UnixMilli(at).UTC(), Orders: make([]Order, n),
 	}
-	for i, record := range batch.GetOrders() {
-		if record.GetUserId() < 1 {
-			return malformed(fmt.Sprintf("order %d: user_id %d is out of range", i, record.GetUserId()), nil)
-		}
-		entry.Orders[i] = Order{
-			Position:    orderid.Position{VoucherID: number.voucher, Epoch: number.epoch, Seq: number.first + int64(i)},
-			UserID:      record.GetUserId(),
-			Reference:   record.GetReference(),
-			Traceparent: record.GetTraceparent(),
-		}
+	for i, record := range records {
+		entry.Orders[i] = decodeRecord(record)
+		entry.Orders[i].Position = orderid.Position{VoucherID: voucher, Epoch: epoch, Seq: first + int64(i)}
 	}
 	return entry, nil
+}
+
+// splitBatch takes an OrderBatch apart into the bytes of its orders, without
+// looking into them. Fields of a later form are passed over.
+func splitBatch(batch []byte) ([][]byte, error) {
+	var records [][]byte
+	for len(batch) > 0 {
+		number, kind, size := protowire.ConsumeTag(batch)
+		if size < 0 {
+			return nil, fmt.Errorf("orders: %s", parseText(protowire.ParseError(size)))
+		}
+		batch = batch[size:]
+		if number == batchOrders && kind == protowire.BytesType {
+			record, size := protowire.ConsumeBytes(batch)
+			if size < 0 {
+				return nil, fmt.Errorf("orders: order %d: %s", len(records), parseText(protowire.ParseError(size)))
+			}
+			records = append(records, record[:len(record):len(record)])
+			batch = batch[size:]
+			continue
+		}
+		if size = protowire.ConsumeFieldValue(number, kind, batch); size < 0 {
+			return nil, fmt.Errorf("orders: field %d: %s", number, parseText(protowire.ParseError(size)))
+		}
+		batch = batch[size:]
+	}
+	return records, nil
+}
+
+// decodeRecord decodes one order, without its position.
+func decodeRecord(raw []byte) Order {
+	var record ledgerv1.OrderRecord
+	if err := proto.Unmarshal(raw, &record); err != nil {
+		return Order{Raw: raw, Err: fmt.Errorf("order cannot be decoded: %s", parseText(err))}
+	}
+	if record.GetUserId() < 1 {
+		return Order{Raw: raw, Err: fmt.Errorf("user_id %d is out of range", record.GetUserId())}
+	}
+	if n := len(record.GetReference()); n > MaxReference {
+		return Order{Raw: raw, Err: fmt.Errorf("reference has %d bytes, at most %d are allowed", n, MaxReference)}
+	}
+	return Order{Raw: raw, UserID: record.GetUserId(), Reference: record.GetReference(), Traceparent: record.GetTraceparent()}
+}
+
+// parseText is the text of a protobuf error. The module puts one kind of space
+// or another into it, a build, so that nobody relies on it; a reason is the same
+// in all builds.
+func parseText(err error) string {
+	return strings.ReplaceAll(err.Error(), "\u00a0", " ")
+}
+
+// clip bounds what an error repeats of an entry that anything may be in.
+func clip(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
 }

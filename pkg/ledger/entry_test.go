@@ -2,10 +2,13 @@ package ledger
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,8 +62,11 @@ func TestEncodeRecord_JoinedElementsAreAnOrderBatch(t *testing.T) {
 		for i, order := range entry.Orders {
 			require.Equal(rt, Order{
 				Position: orderid.Position{VoucherID: 1<<63 - 1, Epoch: orderid.MaxEpoch, Seq: first + int64(i)},
-				UserID:   want.Orders[i].UserId, Reference: want.Orders[i].Reference, Traceparent: want.Orders[i].Traceparent,
+				UserID:   want.Orders[i].UserId, Reference: want.Orders[i].Reference, Traceparent: want.Orders[i].Traceparent, Raw: order.Raw,
 			}, order)
+			raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(want.Orders[i])
+			require.NoError(rt, err)
+			require.Equal(rt, raw, order.Raw)
 		}
 	})
 }
@@ -84,6 +90,20 @@ func TestEncodeRecord_WhateverACallerSendsCanBeDecoded(t *testing.T) {
 	})
 }
 
+// withoutRaw is an entry without the bytes of its orders, for comparing.
+func withoutRaw(entry Entry) Entry {
+	entry.Orders = slices.Clone(entry.Orders)
+	for i := range entry.Orders {
+		entry.Orders[i].Raw = nil
+	}
+	return entry
+}
+
+// element is one element of OrderBatch.orders with any bytes in it.
+func element(record string) string {
+	return string(protowire.AppendString(protowire.AppendTag(nil, batchOrders, protowire.BytesType), record))
+}
+
 func goodFields() map[string]string {
 	return map[string]string{
 		"v": EntryVersion, "voucher": "11", "epoch": "7", "first": "41", "n": "2", "at": "1700000000123",
@@ -100,7 +120,7 @@ func TestDecodeEntry_GoodAndOfAnUnknownVersion(t *testing.T) {
 			{Position: orderid.Position{VoucherID: 11, Epoch: 7, Seq: 41}, UserID: 5, Reference: "a", Traceparent: "b"},
 			{Position: orderid.Position{VoucherID: 11, Epoch: 7, Seq: 42}, UserID: 6},
 		},
-	}, entry)
+	}, withoutRaw(entry))
 	for _, version := range []string{"2", "0", "", "01", "1 "} {
 		fields := goodFields()
 		fields["v"], fields["orders"] = version, "a form that nobody knows yet"
@@ -112,40 +132,102 @@ func TestDecodeEntry_GoodAndOfAnUnknownVersion(t *testing.T) {
 	require.ErrorIs(t, err, ErrVersion)
 }
 
-func TestDecodeEntry_Malformed(t *testing.T) {
-	numbers := []string{"", "x", "-1", "0", "1.5", "1e3", " 7", "0x7", "9223372036854775808", "99999999999999999999999"}
-	bad := map[string][]string{
-		"voucher": numbers,
-		"epoch":   append([]string{"16777216"}, numbers...),
-		"first":   append([]string{"1099511627776", "1099511627775"}, numbers...), // the second: n = 2 goes beyond it
-		"n":       append([]string{"1", "3", "257"}, numbers...),
-		"at":      append([]string{"140737488355328"}, numbers...),
-		"orders": {
-			"", "garbage", string(EncodeRecord(5, "", "")), string(EncodeRecord(5, "", "")) + string(EncodeRecord(6, "x", ""))[:4],
-			string(EncodeRecord(5, "", "")) + string(EncodeRecord(0, "", "")), string(EncodeRecord(5, "", "")) + string(EncodeRecord(-1, "", "")),
-			string(EncodeRecord(5, "", "")) + "\x0a\x00",     // an element with nothing in it
-			string(EncodeRecord(5, "", "")) + "\x0a\x02\x08", // cut short
-			string(EncodeRecord(5, "", "")) + string(protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "\x08\x06\x12\x01\xff")), // not UTF-8
-			strings.Repeat(string(EncodeRecord(5, "", "")), 3),
-		},
-	}
-	for field, values := range bad {
-		fields := goodFields()
-		delete(fields, field)
-		_, err := DecodeEntry(3, "5-1", fields)
-		require.ErrorIs(t, err, ErrMalformed, "%s is missing", field)
-		for _, value := range values {
-			fields = goodFields()
-			fields[field] = value
-			_, err := DecodeEntry(3, "5-1", fields)
-			require.ErrorIs(t, err, ErrMalformed, "%s is %q", field, value)
+func TestDecodeEntry_MalformedAsAWhole(t *testing.T) {
+	numbers := []string{"", "x", "-1", "0", "1.5", "1e3", " 7", "0x7", "9223372036854775808", "99999999999999999999999", strings.Repeat("9", 1000), "\xff"}
+	good := string(EncodeRecord(5, "", ""))
+	for _, c := range []struct {
+		field  string
+		sound  bool // the positions are, so the entry stands for two
+		values []string
+	}{
+		{"voucher", false, numbers},
+		{"epoch", false, append([]string{"16777216"}, numbers...)},
+		{"first", false, append([]string{"1099511627776", "1099511627775"}, numbers...)}, // the second: n = 2 goes beyond it
+		{"n", false, append([]string{"257"}, numbers...)},
+		{"at", true, append([]string{"140737488355328"}, numbers...)},
+		{"orders", true, []string{
+			"", "garbage", good, strings.Repeat(good, 3), good + good[:len(good)-1], good + "\x0a", good + "\x0a\x05\x08",
+			good + "\x0a\x02\x08", good + "\x08\x01", good + good + "\x10", good + good + "\x00\x00", good + good + "\xff",
+		}},
+	} {
+		for i, value := range append([]string{"missing"}, c.values...) {
+			fields := goodFields()
+			if fields[c.field] = value; i == 0 {
+				delete(fields, c.field)
+			}
+			entry, err := DecodeEntry(3, "5-1", fields)
+			require.Equal(t, Entry{}, entry)
+			require.ErrorIs(t, err, ErrMalformed, "%s is %q", c.field, value)
+			var malformed *MalformedError
+			require.ErrorAs(t, err, &malformed)
+			want := MalformedError{EntryID: "5-1", Reason: malformed.Reason}
+			if c.sound {
+				want.VoucherID, want.Epoch, want.FirstSeq, want.Units = 11, 7, 41, 2
+			}
+			require.Equal(t, want, *malformed, "%s is %q", c.field, value)
+			require.NotEmpty(t, malformed.Reason)
+			require.Less(t, len(malformed.Reason), 400, "whatever the entry holds")
+			require.Regexp(t, `^[ -~]+$`, malformed.Reason)
 			require.ErrorContains(t, err, "5-1")
 		}
 	}
+	// n alone decides for how much it stands, also against the orders.
+	fields := goodFields()
+	fields["n"] = "3"
+	_, err := DecodeEntry(3, "5-1", fields)
+	require.Equal(t, &MalformedError{EntryID: "5-1", Reason: "2 orders where n is 3", VoucherID: 11, Epoch: 7, FirstSeq: 41, Units: 3}, err)
+	// Two faults: what is sound with the one is not with the other.
+	fields["at"], fields["epoch"] = "x", "x"
+	_, err = DecodeEntry(3, "5-1", fields)
+	require.Equal(t, &MalformedError{EntryID: "5-1", Reason: `epoch "x" is not a number from 1 to 16777215`}, err)
+
 	full := goodFields()
-	full["first"], full["n"], full["orders"] = "1099511627775", "1", string(EncodeRecord(5, "", ""))
-	_, err := DecodeEntry(3, "5-1", full)
+	full["first"], full["n"], full["orders"] = "1099511627775", "1", good
+	_, err = DecodeEntry(3, "5-1", full)
 	require.NoError(t, err, "the last seq of all")
+}
+
+// One order that cannot be used costs its neighbours nothing, and its bytes are
+// kept.
+func TestDecodeEntry_JudgesEachOrderAlone(t *testing.T) {
+	record := func(userID int64, reference string) string {
+		whole := EncodeRecord(userID, reference, "")
+		_, _, n := protowire.ConsumeTag(whole)
+		body, _ := protowire.ConsumeBytes(whole[n:])
+		return string(body)
+	}
+	for name, bad := range map[string]struct{ raw, reason string }{
+		"no user":            {record(0, "r"), "user_id 0"},
+		"a negative user":    {record(-1, ""), "user_id -1"},
+		"nothing":            {"", "user_id 0"},
+		"cut short":          {"\x08", "decoded"},
+		"garbage":            {"garbage", "decoded"},
+		"reference no UTF-8": {"\x08\x06\x12\x01\xff", "UTF-8"},
+		"trace no UTF-8":     {"\x08\x06\x1a\x01\xff", "UTF-8"},
+		"reference too long": {record(6, strings.Repeat("r", MaxReference+1)), "65 bytes"},
+		"user as text":       {"\x0a\x01\x36", "user_id 0"},
+	} {
+		fields := goodFields()
+		fields["n"] = "3"
+		fields["orders"] = string(EncodeRecord(5, "a", "b")) + element(bad.raw) + string(EncodeRecord(7, strings.Repeat("r", MaxReference), ""))
+		entry, err := DecodeEntry(3, "5-1", fields)
+		require.NoError(t, err, name)
+		require.Len(t, entry.Orders, 3)
+		for i, order := range entry.Orders {
+			require.Equal(t, orderid.Position{VoucherID: 11, Epoch: 7, Seq: 41 + int64(i)}, order.Position)
+		}
+		require.ErrorContains(t, entry.Orders[1].Err, bad.reason, name)
+		require.Regexp(t, `^[ -~]+$`, entry.Orders[1].Err.Error())
+		require.Equal(t, Order{Position: entry.Orders[1].Position, Raw: []byte(bad.raw), Err: entry.Orders[1].Err}, entry.Orders[1], name)
+		require.NoError(t, entry.Orders[0].Err)
+		require.NoError(t, entry.Orders[2].Err)
+		require.Equal(t, []int64{5, 7}, []int64{entry.Orders[0].UserID, entry.Orders[2].UserID})
+		require.Len(t, entry.Orders[2].Reference, MaxReference)
+
+		// Appending to one order's bytes does not reach into the next one's.
+		_ = append(entry.Orders[0].Raw, "xxxxxxxx"...)
+		require.Equal(t, []byte(bad.raw), entry.Orders[1].Raw)
+	}
 }
 
 // What a newer gateway adds to a record is passed over.
@@ -154,6 +236,7 @@ func TestDecodeEntry_PassesOverFieldsOfALaterRecord(t *testing.T) {
 	record = protowire.AppendString(protowire.AppendTag(record, 1000, protowire.BytesType), "later")
 	fields := goodFields()
 	fields["orders"] = string(EncodeRecord(5, "", "")) + string(protowire.AppendBytes(protowire.AppendTag(nil, batchOrders, protowire.BytesType), record))
+	fields["orders"] += "\x12\x02ab\x18\x07\x08\x00" // and to the batch, also with an old number
 	fields["later"] = "too"
 	entry, err := DecodeEntry(3, "5-1", fields)
 	require.NoError(t, err)
@@ -194,12 +277,14 @@ func TestDecodeEntry_OldEntriesDecodeForEver(t *testing.T) {
 			},
 			{Position: orderid.Position{VoucherID: 1<<63 - 1, Epoch: orderid.MaxEpoch, Seq: 1099511627775}, UserID: 1<<53 + 1, Reference: "r"},
 		},
-	}, entry)
-	var joined bytes.Buffer
+	}, withoutRaw(entry))
+	var joined, raw bytes.Buffer
 	for _, order := range entry.Orders {
 		joined.Write(EncodeRecord(order.UserID, order.Reference, order.Traceparent))
+		raw.WriteString(element(string(order.Raw)))
 	}
 	require.Equal(t, fields["orders"], joined.String())
+	require.Equal(t, fields["orders"], raw.String())
 }
 
 // What the script writes today has the fields of the golden entry, no more and
@@ -221,14 +306,14 @@ func TestParseMark(t *testing.T) {
 	mark, err := ParseMark("16777215.1099511627775p")
 	require.NoError(t, err)
 	require.Equal(t, Mark{Epoch: orderid.MaxEpoch, Seq: orderid.MaxSeq, State: MarkPersisted}, mark)
-	for _, bad := range []string{"", "p", "1.p", ".1p", "1.1", "1.1x", "1.-1p", "-1.1p", "1.1.1p", "1 .1p", "9223372036854775808.1p"} {
+	for _, bad := range []string{"", "p", "1.p", ".1p", "1.1", "1.1X", "1.1\x00", "1.-1p", "-1.1p", "1.1.1p", "1 .1p", "9223372036854775808.1p"} {
 		_, err := ParseMark(bad)
 		require.ErrorIs(t, err, ErrFault, "%q", bad)
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		want := Mark{
 			Epoch: rapid.Int64Range(1, orderid.MaxEpoch).Draw(rt, "epoch"), Seq: rapid.Int64Range(1, orderid.MaxSeq).Draw(rt, "seq"),
-			State: rapid.SampledFrom([]MarkState{MarkAdmitted, MarkPersisted, MarkHeld}).Draw(rt, "state"),
+			State: MarkState(rapid.IntRange(int('a'), int('z')).Draw(rt, "state")),
 		}
 		got, err := ParseMark(formatPosition(want.Epoch, want.Seq) + string(rune(want.State)))
 		require.NoError(rt, err)
@@ -254,16 +339,75 @@ func FuzzDecodeEntry(f *testing.F) {
 		if err != nil {
 			require.True(t, errors.Is(err, ErrVersion) != errors.Is(err, ErrMalformed), "one of the two: %v", err)
 			require.Equal(t, Entry{}, entry)
+			if malformed := new(MalformedError); errors.As(err, &malformed) && malformed.Units != 0 {
+				require.True(t, malformed.Units > 0 && malformed.Units <= MaxBatch && malformed.VoucherID > 0 && malformed.Epoch > 0 &&
+					malformed.FirstSeq > 0 && malformed.FirstSeq+malformed.Units-1 <= orderid.MaxSeq, "%+v", malformed)
+			}
 			return
 		}
 		require.NotEmpty(t, entry.Orders)
 		require.LessOrEqual(t, len(entry.Orders), MaxBatch)
 		for i, order := range entry.Orders {
-			require.Positive(t, order.UserID)
+			if order.Err != nil {
+				require.Equal(t, Order{Position: order.Position, Raw: order.Raw, Err: order.Err}, order)
+			} else {
+				require.Positive(t, order.UserID)
+				require.LessOrEqual(t, len(order.Reference), MaxReference)
+			}
 			require.Equal(t, entry.Orders[0].Seq+int64(i), order.Seq)
 			require.LessOrEqual(t, order.Seq, int64(orderid.MaxSeq))
 			require.Equal(t, entry.VoucherID, order.VoucherID)
 			require.Equal(t, entry.Epoch, order.Epoch)
 		}
+	})
+}
+
+func TestRawEntry_EncodeIsReadableAndStable(t *testing.T) {
+	fields := goodFields()
+	fields["note"] = `<b> & "é"` + "\u2028"
+	fields["base64:x"], fields["\xfe"] = "1", "\x80"
+	require.Equal(t, `{"id":"5-1","fields":{"at":"1700000000123","base64:/g==":{"base64":"gA=="},"base64:YmFzZTY0Ong=":"1",`+
+		`"epoch":"7","first":"41","n":"2","note":"<b> & \"é\"\u2028","orders":{"base64":"CggIBRIBYRoBYgoCCAY="},"v":"1","voucher":"11"}}`,
+		string(RawEntry{ID: "5-1", Fields: fields}.Encode()))
+	require.Equal(t, `{"id":"","fields":{}}`, string(RawEntry{}.Encode()))
+}
+
+// Whatever an entry holds can be had back from what is written down of it.
+func TestRawEntry_EncodeLosesNothing(t *testing.T) {
+	text := func(s string) string {
+		rest, ok := strings.CutPrefix(s, rawPrefix)
+		if !ok {
+			return s
+		}
+		decoded, err := base64.StdEncoding.DecodeString(rest)
+		require.NoError(t, err)
+		return string(decoded)
+	}
+	bytesOf := rapid.Custom(func(rt *rapid.T) string {
+		if rapid.Bool().Draw(rt, "text") {
+			return rapid.String().Draw(rt, "s")
+		}
+		return rapid.SampledFrom([]string{"", rawPrefix}).Draw(rt, "prefix") + string(rapid.SliceOf(rapid.Byte()).Draw(rt, "b"))
+	})
+	rapid.Check(t, func(rt *rapid.T) {
+		want := RawEntry{ID: "5-1", Fields: rapid.MapOf(bytesOf, bytesOf).Draw(rt, "fields")}
+		encoded := want.Encode()
+		require.Equal(rt, encoded, want.Encode())
+		require.True(rt, utf8.Valid(encoded))
+		require.NotContains(rt, string(encoded), "\n")
+		var read struct {
+			ID     string
+			Fields map[string]any
+		}
+		require.NoError(rt, json.Unmarshal(encoded, &read))
+		got := RawEntry{ID: read.ID, Fields: map[string]string{}}
+		for name, value := range read.Fields {
+			if plain, ok := value.(string); ok {
+				got.Fields[text(name)] = plain
+			} else {
+				got.Fields[text(name)] = text(rawPrefix + value.(map[string]any)["base64"].(string))
+			}
+		}
+		require.Equal(rt, want, got)
 	})
 }

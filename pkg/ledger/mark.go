@@ -11,7 +11,8 @@ import (
 // MarkState is how far a marked order is.
 type MarkState byte
 
-// The states of a mark.
+// The states of a mark. A later version may write other letters from a to z: an
+// order all the same.
 const (
 	MarkAdmitted  MarkState = 'a'
 	MarkPersisted MarkState = 'p'
@@ -26,14 +27,15 @@ type Mark struct {
 	State MarkState
 }
 
-// ParseMark reads a mark as the scripts write it.
+// ParseMark reads a mark as the scripts write it. It can read whatever admit.lua
+// takes for one.
 func ParseMark(s string) (Mark, error) {
 	if len(s) < 4 {
 		return Mark{}, fmt.Errorf("%w: mark %q", ErrFault, s)
 	}
 	state := MarkState(s[len(s)-1])
-	if state != MarkAdmitted && state != MarkPersisted && state != MarkHeld {
-		return Mark{}, fmt.Errorf("%w: mark %q has an unknown state", ErrFault, s)
+	if state < 'a' || state > 'z' {
+		return Mark{}, fmt.Errorf("%w: mark %q has no state", ErrFault, s)
 	}
 	epoch, seq, err := parsePosition(s[:len(s)-1])
 	if err != nil {

@@ -1,8 +1,11 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,18 +20,20 @@ type model struct {
 	bound, in, out                                  int64
 	marks                                           map[int64]string
 	outcomes                                        map[int64]string
-	live                                            []Entry      // not settled
-	trimmed                                         []string     // live, pending, and gone from the stream
-	done                                            []Settlement // settled
+	buyers                                          map[int64]int64 // seq -> user, of all orders
+	live                                            []Entry         // not settled
+	trimmed                                         []string        // live, pending, and gone from the stream
+	done                                            []Settlement    // settled
 }
 
 // Random admissions, settlements with random verdicts, redeliveries, repeats,
-// trims and added stock, against the model.
+// resolutions of held orders, trims, foreign entries and added stock, against
+// the model.
 func TestLedger_AgreesWithItsModel(t *testing.T) {
 	client := sharedClient(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newEmptyBook(t, client)
-		m := model{marks: map[int64]string{}, outcomes: map[int64]string{}}
+		m := model{marks: map[int64]string{}, outcomes: map[int64]string{}, buyers: map[int64]int64{}}
 		m.opening = rapid.Int64Range(0, 30).Draw(rt, "opening")
 		m.bound = rapid.Int64Range(1, 40).Draw(rt, "bound")
 		m.stock = m.opening
@@ -64,6 +69,7 @@ func TestLedger_AgreesWithItsModel(t *testing.T) {
 						m.seq++
 						m.stock--
 						m.marks[user] = fmt.Sprintf("%d.%da", epoch, m.seq)
+						m.buyers[m.seq] = user
 						require.Equal(rt, DecisionAdmitted, answer.Decision)
 						require.Equal(rt, m.seq, answer.Order.Seq)
 						entry.Orders = append(entry.Orders, Order{UserID: user, Position: answer.Order})
@@ -108,6 +114,52 @@ func TestLedger_AgreesWithItsModel(t *testing.T) {
 					s.Orders[i].Verdict = VerdictCancelled
 				}
 				require.Equal(rt, SettleResult{}, b.settle(s))
+			},
+			"resolve": func(rt *rapid.T) {
+				// Any seq: held, ended otherwise, in flight or persisted.
+				if m.seq == 0 {
+					rt.Skip("no orders")
+				}
+				seq := rapid.Int64Range(1, m.seq).Draw(rt, "seq")
+				if held := m.held(); len(held) > 0 && rapid.Bool().Draw(rt, "held") {
+					seq = held[pick(rt, len(held), "which")]
+				}
+				verdict := rapid.SampledFrom([]Verdict{VerdictPersisted, VerdictConflict, VerdictCancelled}).Draw(rt, "verdict")
+				r := b.resolution(m.buyers[seq], seq, verdict)
+				done, err := Resolve(b.ctx, client, r)
+				switch want := m.resolve(r); {
+				case want == nil:
+					require.NoError(rt, err)
+					require.True(rt, done)
+					done, err = Resolve(b.ctx, client, r)
+					require.NoError(rt, err)
+					require.False(rt, done, "told before")
+				case errors.Is(want, ErrInFlight):
+					require.ErrorIs(rt, err, ErrInFlight)
+					require.False(rt, done)
+				default:
+					require.NoError(rt, err)
+					require.False(rt, done)
+				}
+			},
+			"discard": func(rt *rapid.T) {
+				b.must("XADD", b.keys()["orders"], "*", "v", EntryVersion, "voucher", "nonsense")
+				raw, err := b.do("XREVRANGE", b.keys()["orders"], "+", "-", "COUNT", "1").AsXRange()
+				require.NoError(rt, err)
+				discarded, err := Discard(b.ctx, client, b.partition, epoch, raw[0].ID)
+				require.NoError(rt, err)
+				require.True(rt, discarded)
+			},
+			"release": func(rt *rapid.T) {
+				if len(m.trimmed) > 0 {
+					rt.Skip("trimmed")
+				}
+				var ids []string
+				for _, entry := range m.live {
+					ids = append(ids, entry.ID)
+				}
+				_, err := Release(b.ctx, client, b.partition, epoch, "w", 0, ids)
+				require.NoError(rt, err)
 			},
 			"add stock": func(rt *rapid.T) {
 				more := rapid.Int64Range(1, 5).Draw(rt, "more")
@@ -191,4 +243,52 @@ func (m *model) settle(entry Entry, s Settlement) (units int64) {
 	m.out++
 	m.done = append(m.done, s)
 	return units
+}
+
+// held lists the seqs of held orders, ascending.
+func (m *model) held() []int64 {
+	var seqs []int64
+	for _, seq := range slices.Sorted(maps.Keys(m.outcomes)) {
+		if strings.HasSuffix(m.outcomes[seq], ":h:") {
+			seqs = append(seqs, seq)
+		}
+	}
+	return seqs
+}
+
+var errTold = errors.New("the ledger was told before")
+
+func (m *model) resolve(r Resolution) error {
+	position := fmt.Sprintf("%d.%d", r.Epoch, r.Seq)
+	mark := m.marks[r.UserID]
+	if outcome := m.outcomes[r.Seq]; outcome != fmt.Sprintf("%d:h:", r.UserID) {
+		if outcome != "" || (r.Verdict == VerdictPersisted && mark == position+"p") {
+			return errTold
+		}
+		return ErrInFlight
+	}
+	holds := mark != "" && mark[:len(mark)-1] == position
+	switch r.Verdict {
+	case VerdictPersisted:
+		delete(m.outcomes, r.Seq)
+		if holds {
+			m.marks[r.UserID] = position + "p"
+		}
+		return nil
+	case VerdictConflict:
+		standing := fmt.Sprintf("%d.%d", r.Standing.Epoch, r.Standing.Seq)
+		m.outcomes[r.Seq] = fmt.Sprintf("%d:c:%s", r.UserID, standing)
+		if holds {
+			m.marks[r.UserID] = standing + "p"
+		}
+	case VerdictCancelled:
+		m.outcomes[r.Seq] = fmt.Sprintf("%d:x:", r.UserID)
+		if holds {
+			delete(m.marks, r.UserID)
+			m.removed++
+		}
+	}
+	m.stock++
+	m.returned++
+	return nil
 }

@@ -19,6 +19,9 @@ var (
 	// ErrFaulty means that a fault closed the partition: it is opened again only
 	// after its ledger was rebuilt.
 	ErrFaulty = errors.New("a fault closed the partition")
+	// ErrClosed means that the partition is closed: what was asked for is only
+	// for an open one.
+	ErrClosed = errors.New("the partition is closed")
 )
 
 // FaultPrefix begins the reason of a partition that a fault closed. Proving
@@ -115,13 +118,27 @@ func CreatePartition(ctx context.Context, client rueidis.CoreClient, partition i
 	return fmt.Errorf("%w: create_partition answered %s %s", ErrFault, name, detail)
 }
 
-// OpenPartition sets a partition open, or changes the durability and bound of
-// an open one. The door is closed all the same until LoadAdmit. Errors:
-// ErrMissing, ErrStaleEpoch, ErrFaulty.
+// OpenPartition sets a partition open. The door is closed all the same until
+// LoadAdmit. Only with a ledger that was just proven: it opens what somebody
+// closed meanwhile, too, but for a fault. Errors: ErrMissing, ErrStaleEpoch,
+// ErrFaulty.
 func OpenPartition(ctx context.Context, client rueidis.CoreClient, partition int, epoch, bound int64, durability Durability, runID string) error {
 	reply, err := openPartition.run(ctx, client, []string{MetaKey(partition)},
 		[]string{strconv.FormatInt(epoch, 10), string(durability), strconv.FormatInt(bound, 10), AdmitSHA(partition, epoch), runID})
 	return expect(reply, err, "OPEN")
+}
+
+// TunePartition changes the bound and durability of an open partition and never
+// opens one. Errors, all without effect: ErrClosed, ErrMissing, ErrStaleEpoch.
+func TunePartition(ctx context.Context, client rueidis.CoreClient, partition int, epoch, bound int64, durability Durability) error {
+	reply, err := tunePartition.run(ctx, client, []string{MetaKey(partition)},
+		[]string{strconv.FormatInt(epoch, 10), string(durability), strconv.FormatInt(bound, 10)})
+	if err == nil {
+		if name, reason, err := status(reply); err == nil && name == "CLOSED" {
+			return fmt.Errorf("%w: %s", ErrClosed, reason)
+		}
+	}
+	return expect(reply, err, "TUNED")
 }
 
 // ClosePartition stops a partition from admitting. ErrMissing where it has no
@@ -170,14 +187,27 @@ const layoutKeyPrefix = "order_key_"
 
 // ReadLayout reads the layout; ErrMissing where no writer has written one.
 func ReadLayout(ctx context.Context, client rueidis.CoreClient) (Layout, error) {
+	fields, err := readLayoutFields(ctx, client)
+	if err != nil {
+		return Layout{}, err
+	}
+	return parseLayout(fields)
+}
+
+func readLayoutFields(ctx context.Context, client rueidis.CoreClient) (map[string]string, error) {
 	fields, err := client.Do(ctx, client.B().Hgetall().Key(LayoutKey).Build()).AsStrMap()
 	if err != nil {
-		return Layout{}, fmt.Errorf("reading layout: %w", classify(err))
+		return nil, fmt.Errorf("reading layout: %w", classify(err))
 	}
+	return fields, nil
+}
+
+func parseLayout(fields map[string]string) (Layout, error) {
 	if len(fields) == 0 {
 		return Layout{}, fmt.Errorf("layout: %w", ErrMissing)
 	}
 	layout := Layout{Keys: map[int]string{}, EntryVersion: fields["entry_version"]}
+	var err error
 	if layout.Partitions, err = strconv.Atoi(fields["partitions"]); err != nil || layout.Partitions < 1 {
 		return Layout{}, fmt.Errorf("%w: layout: partitions %q", ErrFault, fields["partitions"])
 	}
@@ -194,17 +224,27 @@ func ReadLayout(ctx context.Context, client rueidis.CoreClient) (Layout, error) 
 }
 
 // WriteLayout writes the fields of the layout that are not there yet and
-// answers what is there now: the caller compares. Only writers do this.
+// answers what is there now: the caller compares. Only writers do this. Where
+// nothing is missing it only reads: a server whose memory is full refuses every
+// HSETNX, and a writer must be able to start there, to settle and so free it.
 func WriteLayout(ctx context.Context, client rueidis.CoreClient, layout Layout) (Layout, error) {
-	set := func(field, value string) rueidis.Completed {
-		return client.B().Hsetnx().Key(LayoutKey).Field(field).Value(value).Build()
+	fields, err := readLayoutFields(ctx, client)
+	if err != nil {
+		return Layout{}, err
 	}
-	commands := rueidis.Commands{
-		set("partitions", strconv.Itoa(layout.Partitions)),
-		set("entry_version", layout.EntryVersion),
+	var commands rueidis.Commands
+	set := func(field, value string) {
+		if _, ok := fields[field]; !ok {
+			commands = append(commands, client.B().Hsetnx().Key(LayoutKey).Field(field).Value(value).Build())
+		}
 	}
+	set("partitions", strconv.Itoa(layout.Partitions))
+	set("entry_version", layout.EntryVersion)
 	for number, fingerprint := range layout.Keys {
-		commands = append(commands, set(layoutKeyPrefix+strconv.Itoa(number), fingerprint))
+		set(layoutKeyPrefix+strconv.Itoa(number), fingerprint)
+	}
+	if len(commands) == 0 {
+		return parseLayout(fields)
 	}
 	for _, answer := range client.DoMulti(ctx, commands...) {
 		if err := answer.Error(); err != nil {

@@ -61,6 +61,48 @@ func TestPartition_FromCreationToClosing(t *testing.T) {
 	require.Empty(t, meta().Reason)
 }
 
+func TestTunePartition_ChangesAnOpenPartitionAndOpensNone(t *testing.T) {
+	b := newEmptyBook(t, sharedClient(t))
+	tune := func(epoch int64) error {
+		return TunePartition(b.ctx, b.client, b.partition, epoch, 9, DurabilityFast)
+	}
+	require.ErrorIs(t, tune(epoch), ErrMissing)
+	require.Equal(t, map[string]string{}, b.snapshot(), "missing is never made here")
+
+	require.NoError(t, CreatePartition(b.ctx, b.client, b.partition, epoch, 5))
+	closed := func(reason string) {
+		t.Helper()
+		before := b.snapshot()
+		require.ErrorIs(t, tune(epoch), ErrClosed)
+		require.ErrorContains(t, tune(epoch), reason)
+		require.Equal(t, before, b.snapshot())
+	}
+	closed("created")
+	require.NoError(t, OpenPartition(b.ctx, b.client, b.partition, epoch, 5, DurabilityStrict, testRunID))
+	before := b.snapshot()
+	require.ErrorIs(t, tune(epoch+1), ErrStaleEpoch)
+	require.ErrorIs(t, tune(epoch-1), ErrStaleEpoch)
+	require.Equal(t, before, b.snapshot())
+
+	want, err := ReadMeta(b.ctx, b.client, b.partition)
+	require.NoError(t, err)
+	require.NoError(t, tune(epoch))
+	want.Bound, want.Durability = 9, DurabilityFast
+	got, err := ReadMeta(b.ctx, b.client, b.partition)
+	require.NoError(t, err)
+	require.Equal(t, want, got, "and nothing else")
+
+	require.NoError(t, ClosePartition(b.ctx, b.client, b.partition, epoch, "operator"))
+	closed("operator")
+	b.must("HDEL", b.keys()["meta"], "reason")
+	closed("")
+	require.NoError(t, ClosePartition(b.ctx, b.client, b.partition, epoch, FaultPrefix+"seen by a writer"))
+	closed("seen by a writer")
+	b.must("DEL", b.keys()["meta"])
+	b.must("SET", b.keys()["meta"], "1")
+	require.ErrorIs(t, tune(epoch), ErrFault)
+}
+
 func TestPartition_FaultIsNeitherOpenedNorGivesWayToAnotherReason(t *testing.T) {
 	b := newEmptyBook(t, sharedClient(t))
 	require.NoError(t, CreatePartition(b.ctx, b.client, b.partition, epoch, 5))
@@ -157,6 +199,14 @@ func TestLayout_TheFirstWriterDecides(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 
+	// What a crash left out is added.
+	b.must("HDEL", LayoutKey, "partitions")
+	_, err = ReadLayout(b.ctx, b.client)
+	require.ErrorIs(t, err, ErrFault)
+	got, err = WriteLayout(b.ctx, b.client, first)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+
 	b.must("HSET", LayoutKey, "order_key_x", "1")
 	_, err = ReadLayout(b.ctx, b.client)
 	require.ErrorIs(t, err, ErrFault)
@@ -173,4 +223,20 @@ func TestLayout_TheFirstWriterDecides(t *testing.T) {
 	_, err = ReadLayout(b.ctx, b.client)
 	require.ErrorIs(t, err, ErrFault)
 	b.must("DEL", LayoutKey)
+}
+
+// A writer must be able to start there, or nothing would be settled and memory
+// never freed.
+func TestLayout_IsFoundWhenMemoryIsFull(t *testing.T) {
+	client := connect(t, ownServer(t).Addr(), "")
+	layout := Layout{Partitions: 1, EntryVersion: EntryVersion, Keys: map[int]string{0: "k"}}
+	_, err := WriteLayout(t.Context(), client, layout)
+	require.NoError(t, err)
+	require.NoError(t, client.Do(t.Context(), client.B().Arbitrary("CONFIG", "SET", "maxmemory", "1").Build()).Error())
+	got, err := WriteLayout(t.Context(), client, layout)
+	require.NoError(t, err)
+	require.Equal(t, layout, got)
+	layout.Keys[1] = "new"
+	_, err = WriteLayout(t.Context(), client, layout)
+	require.ErrorIs(t, err, ErrRefused, "what is missing cannot be written")
 }

@@ -20,7 +20,7 @@ type script struct {
 	sha    string
 	keys   []string
 	args   []string
-	// repeated are arguments that follow args once for each Grab or order.
+	// repeated are arguments that follow args once for each Grab, order or entry.
 	repeated []string
 }
 
@@ -34,10 +34,16 @@ var (
 	admitSource string
 	//go:embed settle.lua
 	settleSource string
+	//go:embed resolve.lua
+	resolveSource string
+	//go:embed discard_entry.lua
+	discardEntrySource string
 	//go:embed create_partition.lua
 	createPartitionSource string
 	//go:embed open_partition.lua
 	openPartitionSource string
+	//go:embed tune_partition.lua
+	tunePartitionSource string
 	//go:embed close_partition.lua
 	closePartitionSource string
 	//go:embed create_voucher.lua
@@ -48,6 +54,12 @@ var (
 	archiveVoucherSource string
 	//go:embed read_books.lua
 	readBooksSource string
+	//go:embed read_backlog.lua
+	readBacklogSource string
+	//go:embed find_orphans.lua
+	findOrphansSource string
+	//go:embed release.lua
+	releaseSource string
 	//go:embed remove_consumer.lua
 	removeConsumerSource string
 
@@ -59,10 +71,16 @@ var (
 		[]string{"meta", "voucher", "buyers", "outcomes", "orders"},
 		[]string{"group", "entry_id", "epoch"},
 		[]string{"user_id", "seq", "verdict", "standing"})
+	resolve = newScript("resolve", resolveSource,
+		[]string{"meta", "voucher", "buyers", "outcomes"}, []string{"epoch", "user_id", "seq", "verdict", "standing"}, nil)
+	discardEntry = newScript("discard_entry", discardEntrySource,
+		[]string{"meta", "orders"}, []string{"group", "entry_id", "epoch"}, nil)
 	createPartition = newScript("create_partition", createPartitionSource,
 		[]string{"meta", "orders"}, []string{"epoch", "bound", "group"}, nil)
 	openPartition = newScript("open_partition", openPartitionSource,
 		[]string{"meta"}, []string{"epoch", "durability", "bound", "admit_sha", "run_id"}, nil)
+	tunePartition = newScript("tune_partition", tunePartitionSource,
+		[]string{"meta"}, []string{"epoch", "durability", "bound"}, nil)
 	closePartition = newScript("close_partition", closePartitionSource,
 		[]string{"meta"}, []string{"epoch", "reason"}, nil)
 	createVoucher = newScript("create_voucher", createVoucherSource,
@@ -73,14 +91,21 @@ var (
 		[]string{"meta", "voucher", "buyers", "outcomes"}, []string{"epoch", "rev"}, nil)
 	readBooks = newScript("read_books", readBooksSource,
 		[]string{"meta", "voucher", "buyers", "orders"}, nil, nil)
+	readBacklog = newScript("read_backlog", readBacklogSource,
+		[]string{"orders"}, []string{"group"}, nil)
+	findOrphans = newScript("find_orphans", findOrphansSource,
+		[]string{"orders"}, []string{"group", "limit"}, nil)
+	release = newScript("release", releaseSource,
+		[]string{"orders"}, []string{"group", "consumer", "released", "min_idle_ms"}, []string{"entry_id"})
 	removeConsumer = newScript("remove_consumer", removeConsumerSource,
-		[]string{"orders"}, []string{"group", "consumer"}, nil)
+		[]string{"orders"}, []string{"group", "consumer", "min_idle_ms"}, nil)
 )
 
 // writerScripts are those that only writers run; they are safe to have loaded
 // at any time, since each checks the epoch or writes nothing.
 var writerScripts = []*script{
-	settle, createPartition, openPartition, closePartition, createVoucher, applyVoucher, archiveVoucher, readBooks, removeConsumer,
+	settle, resolve, discardEntry, createPartition, openPartition, tunePartition, closePartition, createVoucher, applyVoucher, archiveVoucher,
+	readBooks, readBacklog, findOrphans, release, removeConsumer,
 }
 
 // admitScript is the admission script of one partition and epoch. Both stand
@@ -107,9 +132,15 @@ func LoadAdmit(ctx context.Context, client rueidis.CoreClient, partition int, ep
 // AdmitLoaded tells whether the server holds the admission script of a
 // partition and epoch.
 func AdmitLoaded(ctx context.Context, client rueidis.CoreClient, partition int, epoch int64) (bool, error) {
-	held, err := client.Do(ctx, client.B().ScriptExists().Sha1(AdmitSHA(partition, epoch)).Build()).AsIntSlice()
+	return ScriptLoaded(ctx, client, AdmitSHA(partition, epoch))
+}
+
+// ScriptLoaded tells whether the server holds the script with a SHA, which may
+// be one of another version: that of a partition's meta, say.
+func ScriptLoaded(ctx context.Context, client rueidis.CoreClient, sha string) (bool, error) {
+	held, err := client.Do(ctx, client.B().ScriptExists().Sha1(sha).Build()).AsIntSlice()
 	if err != nil {
-		return false, classify(err)
+		return false, fmt.Errorf("asking for script %s: %w", sha, classify(err))
 	}
 	return len(held) == 1 && held[0] == 1, nil
 }

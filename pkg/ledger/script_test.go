@@ -240,6 +240,9 @@ func TestAdmitScript_OpensOnePartitionInOneEpochOnly(t *testing.T) {
 		loaded, err := AdmitLoaded(b.ctx, b.client, c.partition, c.epoch)
 		require.NoError(t, err)
 		require.Equal(t, c.loaded, loaded, "partition %d epoch %d", c.partition, c.epoch)
+		loaded, err = ScriptLoaded(b.ctx, b.client, AdmitSHA(c.partition, c.epoch))
+		require.NoError(t, err)
+		require.Equal(t, c.loaded, loaded)
 	}
 	b.admit(1)
 }

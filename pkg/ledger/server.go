@@ -36,16 +36,47 @@ type Server struct {
 	NoFsyncOnRewrite bool
 	// AOFWriteOK is false after a write to the log that failed.
 	AOFWriteOK bool
+	// AOFRewriting: it rewrites its log in the background, or is about to.
+	AOFRewriting bool
+	// AOFRewriteOK is false after a rewrite that failed. The old log goes on.
+	AOFRewriteOK bool
+	// AOFComplete: a restart reads everything that it has acknowledged from its
+	// log. That is not so from when the log is switched on until the first rewrite
+	// has ended: what is written meanwhile goes to a file that no restart reads.
+	// INFO shows such a rewrite like any other, so one reading proves the log
+	// complete only where no rewrite runs, or where nobody has changed a setting
+	// or the role since the server started. Since proves more.
+	AOFComplete bool
+
+	// changes stands for all that was done to the settings and the role since the
+	// server started: while it stays the same, nothing was.
+	changes string
+}
+
+// Since adds to a reading what an earlier one of the same server proves: the log
+// was complete then, and nobody has changed a setting or the role between, so
+// the rewrite that runs now is one of a log that is complete. Who must not mind
+// rewrites keeps the last reading. It does no harm if earlier is the later one.
+func (s Server) Since(earlier Server) Server {
+	if s.Appendonly && s.RunID == earlier.RunID && s.changes == earlier.changes && s.Role == earlier.Role && earlier.AOFComplete {
+		s.AOFComplete = true
+	}
+	return s
 }
 
 // serverSettings are asked for one by one: a CONFIG GET of several is new in
 // Redis 7.0.
 var serverSettings = []string{"maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "aof-load-truncated", "no-appendfsync-on-rewrite"}
 
+// settingCommands are those that may switch the log off and on, or hide that
+// they did. A replica switches its log by itself: a new replication id shows it.
+var settingCommands = []string{"config|set", "config|resetstat", "replicaof", "slaveof", "failover"}
+
 // ReadServer reads INFO and the settings that matter. Errors: ErrRefused (also
 // where the user may not call INFO or CONFIG GET), ErrUnknown, ErrFault.
 func ReadServer(ctx context.Context, client rueidis.CoreClient) (Server, error) {
-	commands := rueidis.Commands{client.B().Info().Build()}
+	// In one call, so that the changes are those of the same moment.
+	commands := rueidis.Commands{client.B().Info().Section("default", "commandstats").Build()}
 	for _, name := range serverSettings {
 		commands = append(commands, client.B().ConfigGet().Parameter(name).Build())
 	}
@@ -91,8 +122,15 @@ func parseServer(info, settings map[string]string) (Server, error) {
 		AOFLoadTruncated: settings["aof-load-truncated"] == "yes",
 		NoFsyncOnRewrite: settings["no-appendfsync-on-rewrite"] == "yes",
 		// Older servers leave the field out while the log is off.
-		AOFWriteOK: info["aof_last_write_status"] != "err",
+		AOFWriteOK:   info["aof_last_write_status"] != "err",
+		AOFRewriting: info["aof_rewrite_in_progress"] != "0" || info["aof_rewrite_scheduled"] != "0",
+		AOFRewriteOK: info["aof_last_bgrewrite_status"] != "err",
 	}
+	// A first rewrite that fails is at once followed by another that is scheduled:
+	// there is no moment before its end at which none shows.
+	var untouched bool
+	s.changes, untouched = changesOf(info)
+	s.AOFComplete = s.Appendonly && info["aof_enabled"] == "1" && s.Role == "master" && (!s.AOFRewriting || untouched)
 	if s.RunID == "" || s.Role == "" {
 		return Server{}, fmt.Errorf("%w: the server told neither who it is nor its role", ErrFault)
 	}
@@ -116,6 +154,25 @@ func parseServer(info, settings map[string]string) (Server, error) {
 	return s, nil
 }
 
+// changesOf are the statistics of the commands that change settings or the role,
+// with the times that they took, so that no two histories look the same; and
+// whether they say that nothing was changed.
+func changesOf(info map[string]string) (changes string, untouched bool) {
+	counted := false
+	for name := range info {
+		counted = counted || strings.HasPrefix(name, "cmdstat_")
+	}
+	var text strings.Builder
+	for _, name := range settingCommands {
+		if stat, ok := info["cmdstat_"+name]; ok {
+			text.WriteString(name + ":" + stat + "\n")
+		}
+	}
+	// Our own call is counted at the least.
+	untouched = counted && text.Len() == 0 && info["second_repl_offset"] == "-1"
+	return text.String() + info["master_replid"], untouched
+}
+
 // LeftMemory is how many bytes the server may still allocate: up to its limit,
 // or up to the machine's memory where it has none. It may be negative.
 func (s Server) LeftMemory() int64 {
@@ -125,9 +182,9 @@ func (s Server) LeftMemory() int64 {
 	return s.SystemMemory - s.UsedMemory
 }
 
-// Durability is the best mode that the server's configuration bears out, empty
-// where it bears out none, and what keeps it from being strict, each as a
-// sentence that names the setting.
+// Durability is the best mode that the server's configuration and the state of
+// its log bear out, empty where they bear out none, and what keeps it from being
+// strict, each as a sentence that names the setting.
 func (s Server) Durability() (best Durability, problems []string) {
 	best = DurabilityStrict
 	lower := func(to Durability, format string, args ...any) {
@@ -154,6 +211,9 @@ func (s Server) Durability() (best Durability, problems []string) {
 		}
 		if s.NoFsyncOnRewrite {
 			lower(DurabilityFast, "no-appendfsync-on-rewrite is yes, strict needs no: nothing is synced while the log is rewritten")
+		}
+		if !s.AOFComplete {
+			lower("", "appendonly may have been switched on just now: until the rewrite of the append-only file has ended, nothing would survive a restart")
 		}
 		if !s.AOFWriteOK {
 			lower("", "the last write to the append-only file failed")

@@ -31,6 +31,8 @@ const (
 
 // Settled is an order with its verdict.
 type Settled struct {
+	// UserID, 0 where no user could be read from the order: no mark is touched
+	// then.
 	UserID  int64
 	Seq     int64
 	Verdict Verdict
@@ -132,4 +134,29 @@ func parseSettleReply(s Settlement, reply []rueidis.RedisMessage) SettleResult {
 		return SettleResult{Err: fmt.Errorf("settling entry %s of epoch %d: %w: %s", s.EntryID, s.Epoch, ErrStaleEpoch, detail)}
 	}
 	return SettleResult{Err: fmt.Errorf("%w: settle answered %s %s", ErrFault, name, detail)}
+}
+
+// Discard acknowledges an entry that stands for no order of the partition and
+// is a committed dead letter: one that cannot be decoded and has no sound
+// positions (MalformedError.Units is 0), or one of a voucher of another
+// partition. It tells whether this call did it: false where it was gone
+// already. An entry with sound positions is settled instead, each order with
+// user 0. Errors: ErrStaleEpoch, ErrRefused, ErrFault (no effect) and
+// ErrUnknown (repeat it).
+func Discard(ctx context.Context, client rueidis.CoreClient, partition int, epoch int64, entryID string) (bool, error) {
+	reply, err := discardEntry.run(ctx, client, []string{MetaKey(partition), OrdersKey(partition, epoch)},
+		[]string{Group, entryID, strconv.FormatInt(epoch, 10)})
+	if err != nil {
+		return false, fmt.Errorf("discarding entry %s: %w", entryID, err)
+	}
+	name, _, err := status(reply)
+	switch {
+	case err != nil:
+		return false, err
+	case name == "DISCARDED":
+		return true, nil
+	case name == "NO_TOKEN":
+		return false, nil
+	}
+	return false, fmt.Errorf("discarding entry %s: %w", entryID, expect(reply, nil))
 }

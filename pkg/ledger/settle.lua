@@ -12,7 +12,8 @@
 -- ARGV[1] group     consumer group
 -- ARGV[2] entry_id  the entry
 -- ARGV[3] epoch     the entry's epoch
--- ARGV[4] user_id   decimal; this and the next three repeat for each order
+-- ARGV[4] user_id   decimal; this and the next three repeat for each order; 0
+--                   where it could not be read
 -- ARGV[5] seq       the order's seq
 -- ARGV[6] verdict   p persisted, h held, c conflict, r rejected, x cancelled
 -- ARGV[7] standing  with c the epoch.seq of the order that stands, else empty
@@ -24,8 +25,9 @@
 -- The entry is the token: it counts once, whether it is pending, undelivered
 -- or was trimmed while a writer held it. A mark changes only where it still
 -- holds this very position, and a unit comes back only together with such a
--- change. MySQL committed first: after a crash in between the entry is
--- redelivered and comes here again.
+-- change. An order whose user could not be read has no mark to go by: the entry
+-- alone is its token then. MySQL committed first: after a crash in between the
+-- entry is redelivered and comes here again.
 --
 -- Lua does not roll back, and an entry that is gone cannot be put back. So all
 -- is read and checked first; then come the writes that can be undone, and
@@ -108,9 +110,9 @@ for i = 1, n do
     if holds then
       gone[#gone + 1] = user
       gone_old[#gone_old + 1], gone_old[#gone_old + 2] = user, mark
-      if verdict == 'x' then
-        units = units + 1
-      end
+    end
+    if verdict == 'x' and (holds or user == '0') then
+      units = units + 1
     end
   else
     return fault('unknown verdict')

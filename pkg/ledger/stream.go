@@ -1,12 +1,17 @@
 package ledger
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/redis/rueidis"
 )
@@ -21,10 +26,64 @@ type RawEntry struct {
 	Fields map[string]string
 }
 
+// rawPrefix marks the names of fields that are in base64.
+const rawPrefix = "base64:"
+
+// Encode writes the entry down as it was, whatever is in it, in a form that a
+// person can read and that does not change: a JSON object
+//
+//	{"id":"1700000000123-0","fields":{"n":"1","orders":{"base64":"CgIIAQ=="},"v":"1"}}
+//
+// with the fields in the order of their names. A value that is not text, which
+// is UTF-8 without control characters, is an object with its base64 (RFC 4648,
+// padded). A name that is not text, or that begins with base64: itself, is
+// base64: and its base64.
+func (e RawEntry) Encode() []byte {
+	fields := make(map[string]any, len(e.Fields))
+	for name, value := range e.Fields {
+		if !isText(name) || strings.HasPrefix(name, rawPrefix) {
+			name = rawPrefix + base64.StdEncoding.EncodeToString([]byte(name))
+		}
+		if isText(value) {
+			fields[name] = value
+		} else {
+			fields[name] = map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(value))}
+		}
+	}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	// Strings in maps: there is nothing that can fail.
+	_ = encoder.Encode(struct {
+		ID     string         `json:"id"`
+		Fields map[string]any `json:"fields"`
+	}{e.ID, fields})
+	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
+}
+
+func isText(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
 // EnsureGroup creates the consumer group at 0 where it is missing. The stream
-// must exist: a missing one is a lost one.
+// must exist: a missing one is a lost one. It asks first, since a server whose
+// memory is full refuses to create even a group that is there.
 func EnsureGroup(ctx context.Context, client rueidis.CoreClient, partition int, epoch int64) error {
-	err := client.Do(ctx, client.B().XgroupCreate().Key(OrdersKey(partition, epoch)).Group(Group).Id("0").Build()).Error()
+	key := OrdersKey(partition, epoch)
+	groups, err := client.Do(ctx, client.B().XinfoGroups().Key(key).Build()).ToArray()
+	if err != nil {
+		return streamError("looking for the group", err)
+	}
+	for i := range groups {
+		group, err := groups[i].AsStrMap()
+		if err != nil {
+			return fmt.Errorf("%w: xinfo groups: %w", ErrFault, err)
+		}
+		if group["name"] == Group {
+			return nil
+		}
+	}
+	err = client.Do(ctx, client.B().XgroupCreate().Key(key).Group(Group).Id("0").Build()).Error()
 	if answer, ok := rueidis.IsRedisErr(err); ok && answer.IsBusyGroup() {
 		return nil
 	}
@@ -102,50 +161,6 @@ func Scan(ctx context.Context, client rueidis.CoreClient, partition int, epoch i
 		return nil, streamError("scanning entries", err)
 	}
 	return rawEntries(entries), nil
-}
-
-// Pending is what a consumer holds.
-type Pending struct {
-	Consumer string
-	Entries  int64
-	// Idle is the time since the consumer last read; what exactly counts as a
-	// read differs between versions of Redis.
-	Idle time.Duration
-}
-
-// PendingByConsumer lists the consumers of a partition's group.
-func PendingByConsumer(ctx context.Context, client rueidis.CoreClient, partition int, epoch int64) ([]Pending, error) {
-	reply, err := client.Do(ctx, client.B().XinfoConsumers().Key(OrdersKey(partition, epoch)).Group(Group).Build()).ToArray()
-	if err != nil {
-		return nil, streamError("listing consumers", err)
-	}
-	consumers := make([]Pending, 0, len(reply))
-	for i := range reply {
-		fields, err := reply[i].AsMap()
-		if err != nil {
-			return nil, fmt.Errorf("%w: xinfo consumers: %w", ErrFault, err)
-		}
-		var c Pending
-		name, pending, idle := fields["name"], fields["pending"], fields["idle"]
-		c.Consumer, _ = name.ToString()
-		c.Entries, _ = pending.AsInt64()
-		ms, _ := idle.AsInt64()
-		c.Idle = time.Duration(ms) * time.Millisecond
-		consumers = append(consumers, c)
-	}
-	return consumers, nil
-}
-
-// RemoveConsumer removes a consumer if it holds nothing, and tells whether it
-// did: a consumer that is removed takes what it holds with it. Errors as
-// ReadNew.
-func RemoveConsumer(ctx context.Context, client rueidis.CoreClient, partition int, epoch int64, consumer string) (bool, error) {
-	reply, err := removeConsumer.run(ctx, client, []string{OrdersKey(partition, epoch)}, []string{Group, consumer})
-	if err != nil {
-		return false, err
-	}
-	name, _, err := status(reply)
-	return name == "REMOVED", err
 }
 
 // streamError tells a missing stream or group from other errors: a blocked read

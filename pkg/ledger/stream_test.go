@@ -26,6 +26,21 @@ func TestStream_TheGroupDeliversEntriesFromBeforeIt(t *testing.T) {
 	// It is left as it is where it exists.
 	require.NoError(t, EnsureGroup(b.ctx, b.client, b.partition, epoch))
 	require.Empty(t, b.deliver("w"))
+	// Another group of the stream is not it.
+	b.must("XGROUP", "DESTROY", b.keys()["orders"], Group)
+	b.must("XGROUP", "CREATE", b.keys()["orders"], Group+"2", "0")
+	require.NoError(t, EnsureGroup(b.ctx, b.client, b.partition, epoch))
+	require.Len(t, b.deliver("w"), 3)
+}
+
+func TestStream_AGroupThatIsThereIsFoundWhenMemoryIsFull(t *testing.T) {
+	b := newBookOn(t, connect(t, ownServer(t).Addr(), ""), 10)
+	b.admit(1)
+	b.must("CONFIG", "SET", "maxmemory", "1")
+	require.NoError(t, EnsureGroup(b.ctx, b.client, b.partition, epoch))
+	require.Len(t, b.deliver("w"), 1)
+	b.must("XGROUP", "DESTROY", b.keys()["orders"], Group)
+	require.ErrorIs(t, EnsureGroup(b.ctx, b.client, b.partition, epoch), ErrRefused)
 }
 
 func TestStream_AMissingStreamOrGroupIsNoGroup(t *testing.T) {
@@ -36,7 +51,14 @@ func TestStream_AMissingStreamOrGroupIsNoGroup(t *testing.T) {
 		_, claim := Claim(b.ctx, b.client, b.partition, epoch, "w", 0, ClaimEnd, 1)
 		_, pending := PendingByConsumer(b.ctx, b.client, b.partition, epoch)
 		_, remove := RemoveConsumer(b.ctx, b.client, b.partition, epoch, "w")
-		return map[string]error{"read": read, "claim": claim, "pending": pending, "remove": remove}
+		_, removeIdle := RemoveIdleConsumer(b.ctx, b.client, b.partition, epoch, "w", time.Minute)
+		_, idle := IdleConsumers(b.ctx, b.client, b.partition, epoch, time.Minute)
+		_, released := Release(b.ctx, b.client, b.partition, epoch, "w", time.Minute, []string{"1-1"})
+		_, orphans := Orphans(b.ctx, b.client, b.partition, epoch, 10)
+		return map[string]error{
+			"read": read, "claim": claim, "pending": pending, "remove": remove, "remove idle": removeIdle, "idle": idle,
+			"release": released, "orphans": orphans, "redeliver": RedeliverAll(b.ctx, b.client, b.partition, epoch),
+		}
 	}
 	b.must("XGROUP", "DESTROY", b.keys()["orders"], Group)
 	for name, err := range all() {
@@ -208,23 +230,4 @@ func TestScan_ReadsInPagesWhateverIsHeld(t *testing.T) {
 		}
 	}
 	require.Equal(t, []int64{1, 2, 3, 4, 5}, users)
-}
-
-func TestRemoveConsumer_OnlyWithNothingPending(t *testing.T) {
-	b := newBook(t, 10)
-	b.admit(1)
-	b.deliver("w")
-	before := b.snapshot()
-	removed, err := RemoveConsumer(b.ctx, b.client, b.partition, epoch, "w")
-	require.NoError(t, err)
-	require.False(t, removed)
-	require.Equal(t, before, b.snapshot())
-
-	require.True(t, b.settle(b.settlement(b.entries()[0], VerdictPersisted)).Settled)
-	removed, err = RemoveConsumer(b.ctx, b.client, b.partition, epoch, "w")
-	require.NoError(t, err)
-	require.True(t, removed)
-	consumers, err := PendingByConsumer(b.ctx, b.client, b.partition, epoch)
-	require.NoError(t, err)
-	require.Empty(t, consumers)
 }

@@ -71,14 +71,15 @@ func (a *Admitter) faultOf(kind string, p *partition, voucherID int64, err error
 	}
 	a.log.Error("admission call failed", telemetry.KeyReason, kind, keyPartition, p.number,
 		telemetry.KeyVoucherID, voucherID, telemetry.KeyErr, err)
-	if kind != "fault" && kind != "rewound" {
+	met, known := map[string]ledger.FaultKind{"fault": ledger.FaultBroken, "rewound": ledger.FaultRewound}[kind]
+	if !known {
 		return
 	}
 	a.running.Go(func() {
 		ctx, cancel := context.WithTimeout(a.base, reportTimeout)
 		defer cancel()
-		text := kind + ": voucher " + strconv.FormatInt(voucherID, 10) + ": " + err.Error()
-		if err := ledger.ReportFault(ctx, a.cfg.Client, p.number, text); err != nil {
+		text := "voucher " + strconv.FormatInt(voucherID, 10) + ": " + err.Error()
+		if err := ledger.ReportFault(ctx, a.cfg.Client, p.number, met, text); err != nil {
 			a.log.Warn("the guardian could not be told of a fault", keyPartition, p.number, telemetry.KeyErr, err)
 		}
 	})

@@ -248,6 +248,22 @@ func TestGrab_NoScriptIsClosedAndRecovers(t *testing.T) {
 	admitted(t, a, 2, 1)
 }
 
+func TestGrab_AMarkThatIsNoMarkIsAFaultOfItsUserAlone(t *testing.T) {
+	_, client, v := open(t, 10)
+	a := newAdmitter(t, client)
+	field(t, client, ledger.BuyersKey(0, 1, 1), "1", "no mark")
+	for _, got := range crowd(a, 3, 1, patience) {
+		if got.userID == 1 {
+			require.ErrorIs(t, got.err, ErrLedgerFault)
+			require.NotErrorIs(t, got.err, ErrOutcomeUnknown)
+			continue
+		}
+		require.NoError(t, got.err)
+		require.Equal(t, ledger.DecisionAdmitted, got.result.Decision)
+	}
+	require.Equal(t, int64(2), ledgertest.Books(t, client, v).Seq)
+}
+
 func TestGrab_ScriptOfAnotherVersion(t *testing.T) {
 	_, client, _ := open(t, 10)
 	a := newAdmitter(t, client)
@@ -258,7 +274,7 @@ func TestGrab_ScriptOfAnotherVersion(t *testing.T) {
 	require.NotErrorIs(t, err, ErrClosed)
 	require.Equal(t, StateVersion, a.Status()[0].State)
 
-	// During an upgrade both versions are loaded: this one goes on.
+	// During an upgrade both versions are loaded: this one goes on, and says so.
 	require.NoError(t, ledger.LoadAdmit(context.Background(), client, 0, 1))
 	admitted(t, a, 1, 1)
 	require.Equal(t, StateOpen, a.partitions[0].refresh(context.Background(), time.Now()).state)

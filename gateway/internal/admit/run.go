@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 )
 
@@ -135,7 +136,9 @@ func (a *Admitter) call(b *batch, v *view, notAfter time.Time) (ledger.AdmitRepl
 	}
 	ctx, cancel := context.WithDeadline(a.base, wait)
 	defer cancel()
+	faultpoint.Reach(faultpoint.GatewayBeforeScript)
 	reply, err := a.admit(ctx, call)
+	faultpoint.Reach(faultpoint.GatewayAfterScript)
 	answered := time.Now()
 	a.metrics.scriptTime.Observe(answered.Sub(sent).Seconds())
 	if err == nil {
@@ -237,6 +240,16 @@ func (b *batch) answer(u *unknown, reply ledger.AdmitReply) {
 			}}
 			continue
 		case ledger.DecisionLate:
+		case ledger.DecisionFault:
+			// Running again would read the same. Where a run was lost, an order may
+			// lie behind the mark that cannot be read.
+			err := fmt.Errorf("%w: what it holds of user %d is no mark", ErrLedgerFault, w.userID)
+			b.lane.admitter.fault("fault", b.lane, err)
+			if u.open() {
+				err = fmt.Errorf("%w: an answer was lost and the user's mark cannot be read", ErrOutcomeUnknown)
+			}
+			w.answer <- outcome{err: err}
+			continue
 		case ledger.DecisionBusy:
 			if refuses {
 				w.answer <- outcome{err: ErrBusy}

@@ -138,6 +138,7 @@ func TestRun_WithoutALostAnswerTheErrorIsDefinite(t *testing.T) {
 		"archived":  {func(c *scriptCall) { c.status(ledger.AdmitArchived, time.Now()) }, ErrVoucherArchived},
 		"rewound":   {func(c *scriptCall) { c.status(ledger.AdmitRewound, time.Now()) }, ErrLedgerFault},
 		"busy":      {func(c *scriptCall) { c.all(ledger.DecisionBusy, time.Now()) }, ErrBusy},
+		"bad mark":  {func(c *scriptCall) { c.all(ledger.DecisionFault, time.Now()) }, ErrLedgerFault},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, s := scripted(t, func(c *Config) { c.Client = deadClient{} })
@@ -162,6 +163,19 @@ func TestRun_LateIsRunAgainWithACorrectedClock(t *testing.T) {
 	got := end(t, done)
 	require.NoError(t, got.err)
 	require.Equal(t, ledger.DecisionSoldOut, got.result.Decision)
+}
+
+// A lost run may have made the order whose mark cannot be read, whatever time
+// the answer names.
+func TestRun_AMarkThatCannotBeReadLeavesALostRunUnknown(t *testing.T) {
+	a, s := scripted(t, func(c *Config) { c.Client = deadClient{} })
+	done := begin(a, 1, 7, patience)
+	lost := s.next(t)
+	lost.fail(errLost)
+	s.next(t).all(ledger.DecisionFault, lost.NotAfter.Add(time.Millisecond))
+	got := end(t, done)
+	require.ErrorIs(t, got.err, ErrOutcomeUnknown)
+	require.NotErrorIs(t, got.err, ErrLedgerFault)
 }
 
 // Late past the not_after of a lost run proves that the lost run took nothing:

@@ -27,61 +27,74 @@ const (
 	retryFixed = 5 * time.Second
 )
 
+// fault is what a caller is told of a fault: after a Grab also that nothing was
+// taken, which is no matter to one who only looks.
+type fault struct{ grab, look error }
+
+// nothingTaken makes a fault after which a Grab has taken nothing.
+func nothingTaken(code codes.Code, reason seckillv1.ErrorReason, text string, retry time.Duration) fault {
+	return fault{
+		grab: rpcserver.Error(code, reason, text+"; nothing was taken", rpcserver.WithRetryAfter(retry)),
+		look: rpcserver.Error(code, reason, text, rpcserver.WithRetryAfter(retry)),
+	}
+}
+
+func both(err error) fault { return fault{err, err} }
+
 // Every status is made once: in bad moments thousands of callers get the same.
 var (
-	statusOverloaded = rpcserver.Error(codes.ResourceExhausted, seckillv1.ErrorReason_ERROR_REASON_OVERLOADED,
-		"too many grabs are waiting; nothing was taken", rpcserver.WithRetryAfter(retrySoon))
-	statusBusy = rpcserver.Error(codes.ResourceExhausted, seckillv1.ErrorReason_ERROR_REASON_OVERLOADED,
-		"too many orders are in flight; nothing was taken", rpcserver.WithRetryAfter(retryLater))
-	statusVoucherNotFound = rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_VOUCHER_NOT_FOUND,
-		"no such voucher, or it was never opened")
 	statusVoucherArchived = rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_VOUCHER_ARCHIVED,
 		"the voucher's sale is over and archived")
 	statusOrderNotFound = rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_ORDER_NOT_FOUND,
 		"the user has no such order")
-	statusRebuilding = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REBUILDING,
-		"the voucher's partition is closed until its ledger is proven; nothing was taken", rpcserver.WithRetryAfter(retryLater))
-	statusScriptVersion = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SCRIPT_VERSION,
-		"the writers have not loaded the script of this gateway's version; nothing was taken", rpcserver.WithRetryAfter(retryFixed))
-	statusRedisUnreachable = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
-		"redis cannot be reached or refused the call; nothing was taken", rpcserver.WithRetryAfter(retryLater))
-	statusStarting = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
-		"the gateway has not found redis and its layout yet; nothing was taken", rpcserver.WithRetryAfter(retryLater))
-	statusLedgerFault = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_LEDGER_FAULT,
-		"the ledger answered something that it never should; nothing was taken", rpcserver.WithRetryAfter(retryFixed))
-	statusOutcomeUnknown = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN,
-		"the order may exist: repeat the grab, or ask GetOrder", rpcserver.WithRetryAfter(retrySoon))
-	statusShuttingDown = rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN,
-		"the gateway is shutting down; nothing was taken", rpcserver.WithRetryAfter(retrySoon))
+	faultStarting = nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
+		"the gateway has not found redis and its layout yet", retryLater)
 )
 
-// statuses in the order in which they are looked for. An unknown outcome comes
+// faults in the order in which they are looked for. An unknown outcome comes
 // first: whatever else went wrong, the caller must hear of that.
-var statuses = []struct{ err, status error }{
-	{admit.ErrOutcomeUnknown, statusOutcomeUnknown},
-	{admit.ErrOverloaded, statusOverloaded},
-	{admit.ErrBusy, statusBusy},
-	{admit.ErrVoucherNotFound, statusVoucherNotFound},
-	{admit.ErrVoucherArchived, statusVoucherArchived},
-	{admit.ErrClosed, statusRebuilding},
-	{admit.ErrScriptVersion, statusScriptVersion},
-	{admit.ErrRedisUnreachable, statusRedisUnreachable},
-	{admit.ErrLedgerFault, statusLedgerFault},
-	{admit.ErrClosing, statusShuttingDown},
+var faults = []struct {
+	err error
+	fault
+}{
+	{admit.ErrOutcomeUnknown, both(rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN,
+		"the order may exist: repeat the grab, or ask GetOrder", rpcserver.WithRetryAfter(retrySoon)))},
+	{admit.ErrOverloaded, nothingTaken(codes.ResourceExhausted, seckillv1.ErrorReason_ERROR_REASON_OVERLOADED,
+		"too many grabs are waiting", retrySoon)},
+	{admit.ErrBusy, nothingTaken(codes.ResourceExhausted, seckillv1.ErrorReason_ERROR_REASON_OVERLOADED,
+		"too many orders are in flight", retryLater)},
+	{admit.ErrVoucherNotFound, both(rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_VOUCHER_NOT_FOUND,
+		"no such voucher, or it was never opened"))},
+	{admit.ErrVoucherArchived, both(statusVoucherArchived)},
+	{admit.ErrClosed, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REBUILDING,
+		"the voucher's partition is closed until its ledger is proven", retryLater)},
+	{admit.ErrScriptVersion, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SCRIPT_VERSION,
+		"the writers have not loaded the script of this gateway's version", retryFixed)},
+	{admit.ErrRedisUnreachable, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
+		"redis cannot be reached or refused the call", retryLater)},
+	{admit.ErrLedgerFault, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_LEDGER_FAULT,
+		"the ledger answered something that it never should", retryFixed)},
+	{admit.ErrClosing, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN,
+		"the gateway is shutting down", retrySoon)},
 }
 
-// answerError is the status of an error of the backend. One that is not in the
-// list becomes INTERNAL further out.
-func answerError(err error) error {
-	for _, s := range statuses {
-		if errors.Is(err, s.err) {
-			return s.status
+// grabError is the status of an error of the backend in a Grab. One that is not
+// in the list becomes INTERNAL further out.
+func grabError(err error) error { return faultOf(err).grab }
+
+// lookError is the same for a call that takes nothing.
+func lookError(err error) error { return faultOf(err).look }
+
+func faultOf(err error) fault {
+	for _, known := range faults {
+		if errors.Is(err, known.err) {
+			return known.fault
 		}
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return status.FromContextError(err).Err()
+		return both(status.FromContextError(err).Err())
 	}
-	return err
+	return both(err)
 }
 
 var (
@@ -167,7 +180,7 @@ func (s *Service) answerGetOrder(userID int64, at orderid.Position, found admit.
 	}
 	switch {
 	case found.Refusal != nil:
-		return nil, answerError(found.Refusal)
+		return nil, lookError(found.Refusal)
 	case found.Voucher == ledger.VoucherArchived:
 		return nil, statusVoucherArchived
 	}

@@ -49,11 +49,11 @@ func (s *Service) Grab(ctx context.Context, req *seckillv1.GrabRequest) (*seckil
 	}
 	backend := s.backend.Load()
 	if backend == nil {
-		return nil, statusStarting
+		return nil, faultStarting.grab
 	}
 	result, err := (*backend).Grab(ctx, req.GetUserId(), req.GetVoucherId(), req.GetReference(), traceparent(ctx))
 	if err != nil {
-		return nil, answerError(err)
+		return nil, grabError(err)
 	}
 	return s.answerGrab(req, result), nil
 }
@@ -72,11 +72,11 @@ func (s *Service) GetOrder(ctx context.Context, req *seckillv1.GetOrderRequest) 
 	}
 	backend := s.backend.Load()
 	if backend == nil {
-		return nil, statusStarting
+		return nil, faultStarting.look
 	}
 	found, err := (*backend).Find(ctx, at.VoucherID, req.GetUserId(), at.Seq)
 	if err != nil {
-		return nil, answerError(err)
+		return nil, lookError(err)
 	}
 	return s.answerGetOrder(req.GetUserId(), at, found)
 }
@@ -119,7 +119,7 @@ func checkID(violations []rpcserver.FieldViolation, field string, id int64) []rp
 		return violations
 	}
 	return append(violations, rpcserver.FieldViolation{Field: field,
-		Description: "must be from 1 to 9223372036854775807, is " + strconv.FormatInt(id, 10)})
+		Description: "must be from 1 to 2^63-1, is " + strconv.FormatInt(id, 10)})
 }
 
 func orderIDForm(id string) bool {

@@ -288,8 +288,10 @@ func TestService_BeforeRedisIsFound(t *testing.T) {
 	client := serve(t, New(ids))
 	_, err = client.Grab(t.Context(), &seckillv1.GrabRequest{UserId: 1, VoucherId: 1})
 	requireStatus(t, err, codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE)
+	require.Contains(t, err.Error(), "nothing was taken")
 	_, err = client.GetOrder(t.Context(), byVoucher(1, 1))
 	requireStatus(t, err, codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE)
+	require.NotContains(t, err.Error(), "nothing was taken", "a look takes nothing")
 }
 
 func TestGrab_CarriesTheCallersTrace(t *testing.T) {
@@ -347,8 +349,10 @@ func TestAnswerError_EveryErrorOfTheBackend(t *testing.T) {
 		admit.ErrOutcomeUnknown:   {codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN},
 		admit.ErrClosing:          {codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN},
 	} {
-		requireStatus(t, answerError(err), want.code, want.reason)
+		requireStatus(t, grabError(err), want.code, want.reason)
+		requireStatus(t, lookError(err), want.code, want.reason)
+		require.NotContains(t, lookError(err).Error(), "nothing was taken")
 	}
-	require.Equal(t, codes.Canceled, status.Code(answerError(context.Canceled)))
-	require.Equal(t, codes.DeadlineExceeded, status.Code(answerError(context.DeadlineExceeded)))
+	require.Equal(t, codes.Canceled, status.Code(grabError(context.Canceled)))
+	require.Equal(t, codes.DeadlineExceeded, status.Code(grabError(context.DeadlineExceeded)))
 }

@@ -1,0 +1,27 @@
+package ledger
+
+import (
+	"strconv"
+
+	"github.com/seckill/seckill/pkg/orderid"
+)
+
+// Positions are those that an entry says it stands for, by its numbers alone:
+// units positions from first on, of a voucher in an epoch. All are 0 where one
+// of the numbers is not sound. For entries that cannot be decoded, of whatever
+// version: their orders are not lost, though nobody here can read them.
+func (e RawEntry) Positions() (voucherID, epoch, first, units int64) {
+	number := func(name string, up int64) int64 {
+		value, err := strconv.ParseInt(e.Fields[name], 10, 64)
+		if err != nil || value < 1 || value > up {
+			return 0
+		}
+		return value
+	}
+	voucherID, epoch = number("voucher", 1<<63-1), number("epoch", orderid.MaxEpoch)
+	first, units = number("first", orderid.MaxSeq), number("n", MaxBatch)
+	if voucherID == 0 || epoch == 0 || first == 0 || units == 0 || first+units-1 > orderid.MaxSeq {
+		return 0, 0, 0, 0
+	}
+	return voucherID, epoch, first, units
+}
