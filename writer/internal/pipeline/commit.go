@@ -9,6 +9,7 @@ import (
 
 	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
+	"github.com/seckill/seckill/pkg/orderid"
 	"github.com/seckill/seckill/pkg/telemetry"
 	"github.com/seckill/seckill/writer/internal/orderstore"
 )
@@ -16,54 +17,87 @@ import (
 // commitLoop takes what is in hand, up to a batch, and brings it through. No
 // timer: a lone entry is committed at once, and under load a batch gathers
 // while the committers are busy. stopping ends retries of what cannot be
-// written now; work ends everything.
-func (p *Pipeline) commitLoop(work, stopping context.Context) {
+// written now; working ends everything.
+func (p *Pipeline) commitLoop(working, stopping context.Context) {
 	for first := range p.entries {
-		batch := []ledger.Entry{first}
-		for rows := len(first.Orders); rows < p.BatchMax; {
-			select {
-			case entry, ok := <-p.entries:
-				if !ok {
-					rows = p.BatchMax
-					continue
-				}
-				batch = append(batch, entry)
-				rows += len(entry.Orders)
-				continue
-			default:
+		var batch []work
+		for rows, w, ok := 0, first, true; ok; {
+			if !p.parking.takes(w) {
+				batch = append(batch, w)
+				rows += w.size()
 			}
-			break
+			if rows >= p.limit.now() {
+				break
+			}
+			select {
+			case w, ok = <-p.entries:
+			default:
+				ok = false
+			}
 		}
-		p.commit(work, stopping, batch)
-		for _, entry := range batch {
-			p.readers[entry.Partition].drop(entry)
-		}
+		p.commit(working, stopping, batch)
 	}
 }
 
-// commit persists a batch and settles its entries. Whatever it does not bring
-// to an end stays pending.
-func (p *Pipeline) commit(work, stopping context.Context, batch []ledger.Entry) {
-	orders := make([]orderstore.Order, 0, p.BatchMax+ledger.MaxBatch)
-	for _, entry := range batch {
-		for _, order := range entry.Orders {
-			orders = append(orders, orderstore.Order{
-				Position: order.Position, UserID: order.UserID, Reference: order.Reference,
-				AdmittedAt: entry.AdmittedAt, EntryID: entry.ID,
-			})
+// commit brings a batch through. Whatever it does not bring to an end stays
+// pending, or is parked.
+func (p *Pipeline) commit(working, stopping context.Context, batch []work) {
+	var readable []work
+	for _, w := range batch {
+		if w.dead != nil {
+			p.bury(working, stopping, w)
+			p.drop(w)
+			continue
 		}
+		readable = append(readable, w)
 	}
-	faultpoint.Reach(faultpoint.WriterBeforeCommit)
-	verdicts, err := p.persist(work, stopping, orders)
-	if err != nil {
-		p.Logger.Warn("batch left pending", telemetry.KeyOrders, len(orders), telemetry.KeyErr, err)
+	p.bring(working, stopping, readable)
+}
+
+// bring gives every order of some entries its verdict in the database and
+// settles the entries. Where a row is locked, or the database too slow for so
+// many, each voucher is tried for itself, and one that stands in the way is
+// parked: it must not hold up the others.
+func (p *Pipeline) bring(working, stopping context.Context, batch []work) {
+	if len(batch) == 0 {
 		return
+	}
+	entries := make([]ledger.Entry, len(batch))
+	byVoucher := map[int64][]work{}
+	for i, w := range batch {
+		entries[i] = w.entry
+		byVoucher[w.entry.VoucherID] = append(byVoucher[w.entry.VoucherID], w)
+	}
+	err := p.bringAll(working, stopping, entries)
+	if errors.Is(err, errSlow) && len(byVoucher) > 1 {
+		for _, of := range byVoucher {
+			p.bring(working, stopping, of)
+		}
+		return
+	}
+	if errors.Is(err, errSlow) {
+		p.parking.park(batch)
+		return
+	}
+	if err != nil {
+		p.Logger.Warn("batch left pending", telemetry.KeyEntries, len(entries), telemetry.KeyErr, err)
+	}
+	for _, w := range batch {
+		p.drop(w)
+	}
+}
+
+func (p *Pipeline) bringAll(working, stopping context.Context, entries []ledger.Entry) error {
+	faultpoint.Reach(faultpoint.WriterBeforeCommit)
+	verdicts, err := p.persist(working, stopping, entries)
+	if err != nil {
+		return err
 	}
 	faultpoint.Reach(faultpoint.WriterAfterCommit)
 
 	now := time.Now()
-	settlements := make([]ledger.Settlement, 0, len(batch))
-	for _, entry := range batch {
+	settlements := make([]ledger.Settlement, 0, len(entries))
+	for _, entry := range entries {
 		settlement, ok := p.judge(entry, verdicts[:len(entry.Orders)])
 		verdicts = verdicts[len(entry.Orders):]
 		if ok {
@@ -71,47 +105,177 @@ func (p *Pipeline) commit(work, stopping context.Context, batch []ledger.Entry) 
 			p.metrics.admitToPersist.Observe(now.Sub(entry.AdmittedAt).Seconds())
 		}
 	}
-	p.settle(work, settlements)
+	p.settle(working, settlements)
+	return nil
 }
 
-// persist runs a batch until the database has decided, however long that takes:
-// an outage is not the orders' fault. Each run has BatchTimeout. It gives up
-// when the process stops.
-func (p *Pipeline) persist(work, stopping context.Context, orders []orderstore.Order) ([]orderstore.Verdict, error) {
-	retry := newBackOff()
-	for {
-		runCtx, cancel := context.WithTimeout(work, p.BatchTimeout)
-		began := time.Now()
-		verdicts, err := p.Store.Persist(runCtx, orders)
-		cancel()
-		if err == nil && len(verdicts) != len(orders) {
-			err = fmt.Errorf("%d verdicts for %d orders", len(verdicts), len(orders))
+// drop ends the holding of a work.
+func (p *Pipeline) drop(w work) { p.readers[w.entry.Partition].drop(w) }
+
+// persist gives every order of some entries a verdict, in their order: first
+// the batch as a whole, then what the database refuses or nobody can read as
+// dead letters, each by itself.
+func (p *Pipeline) persist(working, stopping context.Context, entries []ledger.Entry) ([]orderstore.Verdict, error) {
+	orders := make([]orderstore.Order, 0, p.BatchMax+ledger.MaxBatch)
+	var verdicts []orderstore.Verdict
+	var at []int // where the verdict of each order that is written belongs
+	var held []orderstore.Held
+	var heldAt []int
+	raw := make([][]byte, 0, cap(orders))
+	for _, entry := range entries {
+		for _, o := range entry.Orders {
+			order := orderstore.Order{
+				Position: o.Position, UserID: o.UserID, Reference: o.Reference, AdmittedAt: entry.AdmittedAt, EntryID: entry.ID,
+			}
+			if o.Err != nil {
+				held = append(held, orderstore.Held{Order: order, Raw: o.Raw, Reason: o.Err.Error()})
+				heldAt = append(heldAt, len(raw))
+			} else {
+				orders = append(orders, order)
+				at = append(at, len(raw))
+			}
+			raw = append(raw, o.Raw)
 		}
+	}
+	verdicts = make([]orderstore.Verdict, len(raw))
+	if len(orders) > 0 {
+		var decided []orderstore.Verdict
+		err := p.decide(working, stopping, func(ctx context.Context) (err error) {
+			began := time.Now()
+			if decided, err = p.Store.Persist(ctx, orders); err == nil {
+				p.metrics.transaction.Observe(time.Since(began).Seconds())
+				p.metrics.batch.Observe(float64(len(orders)))
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for i, verdict := range decided {
+			verdicts[at[i]] = verdict
+			reason := ""
+			switch verdict.Kind {
+			case orderstore.NoVoucher:
+				p.Alarm.VoucherFault(orders[i].VoucherID, "orders were admitted of a voucher that the database does not have")
+				reason = "the database has no such voucher"
+			case orderstore.Unstorable:
+				reason = "the database refuses it: " + verdict.Err.Error()
+			default:
+				continue
+			}
+			held = append(held, orderstore.Held{Order: orders[i], Raw: raw[at[i]], Reason: reason})
+			heldAt = append(heldAt, at[i])
+		}
+	}
+	if len(held) > 0 {
+		faultpoint.Reach(faultpoint.WriterBeforeHold)
+		var decided []orderstore.Verdict
+		err := p.decide(working, stopping, func(ctx context.Context) (err error) {
+			decided, err = p.Holder.Hold(ctx, held)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		faultpoint.Reach(faultpoint.WriterAfterHold)
+		for i, verdict := range decided {
+			verdicts[heldAt[i]] = verdict
+			if verdict.Kind == orderstore.Ended && verdict.Outcome == orderstore.OutcomeHeld {
+				p.metrics.held.Inc()
+				p.Logger.Error("order held as a dead letter", telemetry.KeyVoucherID, held[i].VoucherID, telemetry.KeyEpoch, held[i].Epoch,
+					telemetry.KeySeq, held[i].Seq, telemetry.KeyEntryID, held[i].EntryID, telemetry.KeyReason, held[i].Reason)
+			}
+		}
+	}
+	return verdicts, nil
+}
+
+// bury makes a dead letter of an entry that cannot be read, and settles it: the
+// positions that it stands for if it says so soundly, else none.
+func (p *Pipeline) bury(working, stopping context.Context, w work) {
+	faultpoint.Reach(faultpoint.WriterBeforeHold)
+	var verdicts []orderstore.Verdict
+	err := p.decide(working, stopping, func(ctx context.Context) (err error) {
+		verdicts, err = p.Holder.HoldEntry(ctx, *w.dead)
+		return err
+	})
+	if err != nil {
+		p.Logger.Warn("entry left pending", telemetry.KeyEntryID, w.entry.ID, telemetry.KeyErr, err)
+		return
+	}
+	faultpoint.Reach(faultpoint.WriterAfterHold)
+	p.metrics.held.Inc()
+	p.Logger.Error("entry held as a dead letter", telemetry.KeyPartition, w.entry.Partition, telemetry.KeyEpoch, w.entry.Epoch,
+		telemetry.KeyEntryID, w.entry.ID, telemetry.KeyOrders, w.dead.Units, telemetry.KeyReason, w.dead.Reason)
+	if w.dead.Units == 0 {
+		p.discard(working, w.entry)
+		return
+	}
+	entry := w.entry
+	entry.VoucherID = w.dead.VoucherID
+	for i := range w.dead.Units {
+		entry.Orders = append(entry.Orders, ledger.Order{
+			Position: orderid.Position{VoucherID: w.dead.VoucherID, Epoch: entry.Epoch, Seq: w.dead.FirstSeq + i},
+		})
+	}
+	if settlement, ok := p.judge(entry, verdicts); ok {
+		p.settle(working, []ledger.Settlement{settlement})
+	}
+}
+
+// errSlow means that the database works and yet could not do this in the time
+// of a batch: somebody holds a row, or it is too much for it.
+var errSlow = errors.New("not done within the batch timeout")
+
+// decide runs something in the database until it has decided, however long that
+// takes: an outage is not the orders' fault. Each run has BatchTimeout. It gives
+// up when the process stops, after one more run at once, where waiting would
+// not help, and with errSlow where others need not wait for it.
+func (p *Pipeline) decide(working, stopping context.Context, run func(context.Context) error) error {
+	retry := newBackOff()
+	for last := false; ; {
+		runCtx, cancel := context.WithTimeout(working, p.BatchTimeout)
+		err := run(runCtx)
+		late := runCtx.Err() != nil && working.Err() == nil
+		cancel()
 		if err == nil {
-			p.metrics.transaction.Observe(time.Since(began).Seconds())
-			p.metrics.batch.Observe(float64(len(orders)))
 			p.database.set(nil)
-			return verdicts, nil
+			p.limit.grow()
+			return nil
+		}
+		if errors.Is(err, orderstore.ErrEpochMoved) {
+			return err
 		}
 		p.metrics.transient.Inc()
+		if late {
+			p.limit.shrink()
+		}
+		if (late || orderstore.Locked(err)) && p.answers(working) {
+			return fmt.Errorf("%w: %w", errSlow, err)
+		}
 		// One lost deadlock is no outage: readers stop only when it goes on.
 		if p.database.set(err) {
 			p.Logger.Warn("the database cannot decide, trying on", telemetry.KeyErr, err)
 		}
-		if work.Err() != nil {
-			return nil, err
+		if last || working.Err() != nil {
+			return err
 		}
-		if wait(stopping, retry.NextBackOff()) != nil {
-			// Stopping: one more run at once, then it is others' turn.
-			runCtx, cancel := context.WithTimeout(work, p.BatchTimeout)
-			defer cancel()
-			if verdicts, err := p.Store.Persist(runCtx, orders); err == nil {
-				return verdicts, nil
-			}
-			return nil, err
-		}
+		last = wait(stopping, retry.NextBackOff()) != nil
 	}
 }
+
+// answers tells whether the database does, within a moment.
+func (p *Pipeline) answers(ctx context.Context) bool {
+	if p.Ping == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	return p.Ping(ctx) == nil
+}
+
+// pingTimeout is far above the time of a ping to a database that works.
+const pingTimeout = time.Second
 
 // judge turns the database's verdicts into what the ledger is told. It is false
 // where an order has none that may be acknowledged: the whole entry stays
@@ -124,7 +288,8 @@ func (p *Pipeline) judge(entry ledger.Entry, verdicts []orderstore.Verdict) (led
 	complete := true
 	for i, order := range entry.Orders {
 		verdict := verdicts[i]
-		settled := ledger.Settled{UserID: order.UserID, Seq: order.Seq, Standing: verdict.Standing}
+		// Where the order names no user, what stands already may.
+		settled := ledger.Settled{UserID: max(order.UserID, verdict.UserID), Seq: order.Seq, Standing: verdict.Standing}
 		switch verdict.Kind {
 		case orderstore.Persisted:
 			settled.Verdict = ledger.VerdictPersisted
@@ -141,12 +306,9 @@ func (p *Pipeline) judge(entry ledger.Entry, verdicts []orderstore.Verdict) (led
 			complete = false
 			p.Alarm.PartitionFault(entry.Partition, fmt.Sprintf("voucher %d epoch %d seq %d is another user's order already",
 				order.VoucherID, order.Epoch, order.Seq))
-		case orderstore.NoVoucher:
-			complete = false
-			p.Alarm.VoucherFault(order.VoucherID, "orders were admitted of a voucher that the database does not have")
 		default:
-			// Stale: of an epoch that is over. Unstorable: the database refuses this
-			// very row. Neither may be acknowledged.
+			// Stale: of an epoch that is over. Whatever else is left has no verdict
+			// that may be acknowledged either.
 			complete = false
 			p.Logger.Error("order left pending", telemetry.KeyVoucherID, order.VoucherID, telemetry.KeyEpoch, order.Epoch,
 				telemetry.KeySeq, order.Seq, telemetry.KeyEntryID, entry.ID, telemetry.KeyReason, verdict.Kind.String(), telemetry.KeyErr, verdict.Err)
@@ -171,10 +333,10 @@ const settleTries = 4
 
 // settle acknowledges entries whose orders all have a committed verdict: the
 // one place that does.
-func (p *Pipeline) settle(work context.Context, settlements []ledger.Settlement) {
+func (p *Pipeline) settle(working context.Context, settlements []ledger.Settlement) {
 	retry := newBackOff()
 	for try := 1; len(settlements) > 0; try++ {
-		callCtx, cancel := context.WithTimeout(work, readMargin)
+		callCtx, cancel := context.WithTimeout(working, readMargin)
 		results := ledger.Settle(callCtx, p.Client, settlements)
 		cancel()
 		var again []ledger.Settlement
@@ -197,7 +359,26 @@ func (p *Pipeline) settle(work context.Context, settlements []ledger.Settlement)
 		}
 		faultpoint.Reach(faultpoint.WriterAfterSettle)
 		settlements = again
-		if len(again) == 0 || try == settleTries || wait(work, retry.NextBackOff()) != nil {
+		if len(again) == 0 || try == settleTries || wait(working, retry.NextBackOff()) != nil {
+			return
+		}
+	}
+}
+
+// discard acknowledges an entry that stands for no order.
+func (p *Pipeline) discard(working context.Context, entry ledger.Entry) {
+	retry := newBackOff()
+	for try := 1; ; try++ {
+		callCtx, cancel := context.WithTimeout(working, readMargin)
+		_, err := ledger.Discard(callCtx, p.Client, entry.Partition, entry.Epoch, entry.ID)
+		cancel()
+		if err == nil {
+			return
+		}
+		again := errors.Is(err, ledger.ErrUnknown) || errors.Is(err, ledger.ErrRefused)
+		if !again || try == settleTries || wait(working, retry.NextBackOff()) != nil {
+			p.metrics.settleFaults.Inc()
+			p.Logger.Error("entry held but not settled", telemetry.KeyPartition, entry.Partition, telemetry.KeyEntryID, entry.ID, telemetry.KeyErr, err)
 			return
 		}
 	}

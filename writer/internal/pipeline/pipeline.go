@@ -26,6 +26,15 @@ type Persister interface {
 	Persist(ctx context.Context, orders []orderstore.Order) ([]orderstore.Verdict, error)
 }
 
+// Holder makes dead letters of what the database refuses or nobody can read. An
+// error means that nothing is decided: run the same again later.
+type Holder interface {
+	// Hold gives every order a verdict, HELD where nothing stands already.
+	Hold(ctx context.Context, held []orderstore.Held) ([]orderstore.Verdict, error)
+	// HoldEntry does so for the positions that an entry stands for.
+	HoldEntry(ctx context.Context, e orderstore.DeadEntry) ([]orderstore.Verdict, error)
+}
+
 // Alarm hears of what a pipeline must not decide by itself. It does not block.
 type Alarm interface {
 	// PartitionFault: the partition's ledger contradicts the database or lost
@@ -40,8 +49,12 @@ type Options struct {
 	// Reader is for blocking reads only, one connection for each partition.
 	Reader rueidis.Client
 	// Client is for everything else.
-	Client     rueidis.Client
-	Store      Persister
+	Client rueidis.Client
+	Store  Persister
+	Holder Holder
+	// Ping asks the database for a sign of life: one that works and is slow, or
+	// holds a lock, is no outage. Nil: every failure counts as one.
+	Ping       func(context.Context) error
 	Alarm      Alarm
 	Partitions int
 	// Consumer is this process in the consumer groups. It must be unique: two of
@@ -64,8 +77,7 @@ type Options struct {
 	Block time.Duration
 	// DrainTimeout bounds the end: finishing what is in hand and settling it.
 	DrainTimeout time.Duration
-	// SlotsMax is the most orders in hand. One read per partition may pass it by
-	// the size of its last entry.
+	// SlotsMax is the most orders in hand.
 	SlotsMax   int
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
@@ -105,8 +117,10 @@ type Pipeline struct {
 	slots   *slots
 	// entries are in hand, on their way to a committer. Its capacity is SlotsMax,
 	// since each holds a slot at least: a send never waits for long.
-	entries  chan ledger.Entry
+	entries  chan work
 	readers  []*reader
+	parking  *parking
+	limit    *batchLimit
 	database database
 }
 
@@ -119,8 +133,10 @@ func New(o Options) (*Pipeline, error) {
 		Options: o,
 		metrics: newMetrics(o.Registerer),
 		slots:   newSlots(o.SlotsMax),
-		entries: make(chan ledger.Entry, o.SlotsMax+ledger.MaxBatch*o.Partitions),
+		limit:   newBatchLimit(o.BatchMax),
+		entries: make(chan work, o.SlotsMax+ledger.MaxBatch*o.Partitions),
 	}
+	p.parking = newParking(o.SlotsMax/2, p.drop)
 	for partition := range o.Partitions {
 		p.readers = append(p.readers, newReader(p, partition))
 	}
@@ -131,18 +147,22 @@ func New(o Options) (*Pipeline, error) {
 //
 //  1. Readers take no more; one that is blocked ends within Block.
 //  2. Committers finish and settle what is in hand, within DrainTimeout.
-//  3. The process removes its consumers where they hold nothing.
+//  3. What is still pending in its name is handed back, so that peers take it at
+//     once instead of after MinIdle.
+//  4. The process removes its consumers where they hold nothing.
 //
-// What is not finished by then stays pending and is taken over by others.
+// What could not be handed back either is taken over by others in time.
 func (p *Pipeline) Run(ctx context.Context) error {
 	// Work in hand outlives ctx, by DrainTimeout at most.
-	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 
 	var committers sync.WaitGroup
 	for range p.Committers {
-		committers.Go(func() { p.commitLoop(work, ctx) })
+		committers.Go(func() { p.commitLoop(working, ctx) })
 	}
+	var parked sync.WaitGroup
+	parked.Go(func() { p.parkedLoop(working, ctx) })
 	var readers sync.WaitGroup
 	for _, r := range p.readers {
 		readers.Go(func() { r.run(ctx) })
@@ -154,17 +174,42 @@ func (p *Pipeline) Run(ctx context.Context) error {
 	readers.Wait()
 	close(p.entries)
 	committers.Wait()
+	parked.Wait()
 	if left := p.slots.inUse(); left > 0 {
 		p.Logger.Warn("stopped before all was written; others take it over", telemetry.KeyOrders, left)
 	}
-	p.removeConsumers(work)
+	p.handBack(ctx)
+	p.removeConsumers(ctx)
 	return nil
+}
+
+// handBack gives up what this process could not finish. It asks the stream what
+// that is: an entry may also have been delivered with an answer that got lost.
+func (p *Pipeline) handBack(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), partingTimeout)
+	defer cancel()
+	for _, r := range p.readers {
+		epoch := r.epoch.Load()
+		for released := 1; epoch != 0 && released > 0; {
+			ids, err := ledger.PendingIDs(ctx, p.Client, r.partition, epoch, p.Consumer, releasePage)
+			if err == nil && len(ids) > 0 {
+				released, err = ledger.Release(ctx, p.Client, r.partition, epoch, p.Consumer, p.MinIdle, ids)
+				p.metrics.released.Add(float64(released))
+			}
+			if err != nil {
+				p.Logger.Warn("handing entries back; they are taken over in time", telemetry.KeyPartition, r.partition, telemetry.KeyErr, err)
+			}
+			if err != nil || len(ids) < releasePage {
+				break
+			}
+		}
+	}
 }
 
 // removeConsumers leaves no consumer behind that would have to be found out to
 // be dead. One that still holds entries stays: it goes when they are taken over.
 func (p *Pipeline) removeConsumers(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), partingTimeout)
 	defer cancel()
 	for _, r := range p.readers {
 		epoch := r.epoch.Load()
@@ -177,8 +222,13 @@ func (p *Pipeline) removeConsumers(ctx context.Context) {
 	}
 }
 
-// removeTimeout bounds a courtesy: what is not removed is harmless.
-const removeTimeout = 2 * time.Second
+const (
+	// partingTimeout bounds two courtesies: what is not handed back is taken over,
+	// a consumer that is not removed is found to be idle.
+	partingTimeout = 2 * time.Second
+	// releasePage is how many entries are handed back at a time.
+	releasePage = 1000
+)
 
 // Health tells what the pipeline can do now.
 func (p *Pipeline) Health() []telemetry.Part {

@@ -16,6 +16,7 @@ import (
 	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/telemetry"
+	"github.com/seckill/seckill/writer/internal/orderstore"
 )
 
 // reader takes one partition's entries: new ones, and those of consumers that
@@ -26,9 +27,7 @@ type reader struct {
 	partition int
 	log       *slog.Logger
 	// epoch of the ledger that is being read, 0 for none.
-	epoch atomic.Int64
-	// perEntry is the recent mean of orders an entry.
-	perEntry float64
+	epoch    atomic.Int64
 	nextScan time.Time
 
 	mu     sync.Mutex
@@ -43,13 +42,9 @@ const (
 	stateBroken  = "unreadable"
 )
 
-// scanCount is how many entries one page of a takeover asks for at most; Redis
-// looks at ten times as many.
-const scanCount = 64
-
 func newReader(p *Pipeline, partition int) *reader {
 	return &reader{
-		Pipeline: p, partition: partition, perEntry: 1, inHand: map[string]bool{}, state: "starting",
+		Pipeline: p, partition: partition, inHand: map[string]bool{}, state: "starting",
 		log: p.Logger.With(telemetry.KeyPartition, partition),
 	}
 }
@@ -108,21 +103,25 @@ func (r *reader) turn(ctx context.Context) error {
 	return nil
 }
 
-// readNew takes what is there at once, as much as a batch; where there is
-// nothing it waits for one entry, with one entry's slots, so that idle
-// partitions do not hold slots that busy ones could use.
+// readMost is how many entries one read takes at most. Each may hold
+// ledger.MaxBatch orders, and slots are reserved for that.
+const readMost = 16
+
+// readNew takes what is there at once; where there is nothing it waits for one
+// entry, with one entry's slots, so that idle partitions do not hold slots that
+// busy ones could use.
 func (r *reader) readNew(ctx context.Context, epoch int64) error {
-	count := max(1, int(float64(r.BatchMax)/r.perEntry))
-	n, err := r.read(ctx, epoch, r.BatchMax, count, 0)
+	n, err := r.read(ctx, epoch, readMost, 0)
 	if err != nil || n > 0 {
 		return err
 	}
-	_, err = r.read(ctx, epoch, ledger.MaxBatch, 1, r.Block)
+	_, err = r.read(ctx, epoch, 1, r.Block)
 	return err
 }
 
-func (r *reader) read(ctx context.Context, epoch int64, reserve, count int, block time.Duration) (int, error) {
-	if err := r.slots.reserve(ctx, reserve); err != nil {
+func (r *reader) read(ctx context.Context, epoch int64, most int, block time.Duration) (int, error) {
+	reserved, err := r.slots.reserve(ctx, ledger.MaxBatch, most*ledger.MaxBatch)
+	if err != nil {
 		return 0, err
 	}
 	// A stop does not cancel a read: an entry delivered in that moment would lie
@@ -133,11 +132,11 @@ func (r *reader) read(ctx context.Context, epoch int64, reserve, count int, bloc
 	if block > 0 {
 		client = r.Reader
 	}
-	raw, err := ledger.ReadNew(readCtx, client, r.partition, epoch, r.Consumer, int64(count), block)
+	raw, err := ledger.ReadNew(readCtx, client, r.partition, epoch, r.Consumer, int64(reserved/ledger.MaxBatch), block)
 	if len(raw) > 0 {
 		faultpoint.Reach(faultpoint.WriterAfterRead)
 	}
-	orders := r.take(epoch, raw, reserve)
+	orders := r.take(epoch, raw, reserved)
 	r.metrics.read.Add(float64(orders))
 	return len(raw), err
 }
@@ -153,17 +152,17 @@ func (r *reader) takeOver(ctx context.Context, epoch int64) error {
 		}
 	}()
 	for ctx.Err() == nil {
-		count := min(scanCount, max(1, int(float64(r.BatchMax)/r.perEntry)))
-		if err := r.slots.reserve(ctx, r.BatchMax); err != nil {
+		reserved, err := r.slots.reserve(ctx, ledger.MaxBatch, readMost*ledger.MaxBatch)
+		if err != nil {
 			return err
 		}
 		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readMargin)
-		claimed, err := ledger.Claim(callCtx, r.Client, r.partition, epoch, r.Consumer, r.MinIdle, cursor, int64(count))
+		claimed, err := ledger.Claim(callCtx, r.Client, r.partition, epoch, r.Consumer, r.MinIdle, cursor, int64(reserved/ledger.MaxBatch))
 		cancel()
 		if len(claimed.Entries) > 0 {
 			faultpoint.Reach(faultpoint.WriterAfterClaim)
 		}
-		orders := r.take(epoch, claimed.Entries, r.BatchMax)
+		orders := r.take(epoch, claimed.Entries, reserved)
 		taken += orders
 		r.metrics.reclaimed.Add(float64(orders))
 		if err != nil {
@@ -182,37 +181,66 @@ func (r *reader) takeOver(ctx context.Context, epoch int64) error {
 	return ctx.Err()
 }
 
+// work is an entry on its way: its orders, or what is held of an entry that
+// cannot be read.
+type work struct {
+	entry ledger.Entry
+	dead  *orderstore.DeadEntry
+}
+
+// size is how many slots it takes.
+func (w work) size() int { return max(1, len(w.entry.Orders)) }
+
 // take decodes entries, brings the reservation to what came and passes them
 // on. Entries that are in hand already are left out: a scan finds our own, too.
 func (r *reader) take(epoch int64, raw []ledger.RawEntry, reserved int) int {
-	orders := 0
-	entries := make([]ledger.Entry, 0, len(raw))
+	orders, slots := 0, 0
+	taken := make([]work, 0, len(raw))
 	for _, e := range raw {
-		entry, err := ledger.DecodeEntry(r.partition, e.ID, e.Fields)
-		if err == nil && (entry.Epoch != epoch || ledger.Partition(entry.VoucherID, r.Partitions) != r.partition) {
-			err = fmt.Errorf("%w: entry %s: voucher %d, epoch %d does not belong here", ledger.ErrMalformed, e.ID, entry.VoucherID, entry.Epoch)
-		}
-		if err != nil {
-			// It stays pending: a newer writer may know its version, and what no
-			// writer can read must be seen by a person before it goes.
-			r.metrics.undecodable.Inc()
-			r.log.Error("entry left pending", telemetry.KeyEntryID, e.ID, telemetry.KeyErr, err)
-			continue
-		}
 		if !r.hold(e.ID) {
 			continue
 		}
-		entries = append(entries, entry)
-		orders += len(entry.Orders)
+		w, err := r.decode(epoch, e)
+		if err != nil {
+			// A newer writer may know its version: it stays pending for one.
+			r.metrics.unknownVersions.Inc()
+			r.log.Error("entry left pending", telemetry.KeyEntryID, e.ID, telemetry.KeyErr, err)
+			r.letGo(e.ID)
+			continue
+		}
+		taken = append(taken, w)
+		orders += len(w.entry.Orders)
+		slots += w.size()
 	}
-	r.slots.correct(reserved, orders)
-	if len(entries) > 0 {
-		r.perEntry = 0.8*r.perEntry + 0.2*float64(orders)/float64(len(entries))
-	}
-	for _, entry := range entries {
-		r.entries <- entry
+	r.slots.correct(reserved, slots)
+	for _, w := range taken {
+		r.entries <- w
 	}
 	return orders
+}
+
+// decode is an error only for an entry that may be another writer's to read.
+func (r *reader) decode(epoch int64, raw ledger.RawEntry) (work, error) {
+	entry, err := ledger.DecodeEntry(r.partition, raw.ID, raw.Fields)
+	dead := &orderstore.DeadEntry{PartitionID: r.partition, Epoch: epoch, EntryID: raw.ID}
+	var malformed *ledger.MalformedError
+	switch {
+	case errors.As(err, &malformed):
+		dead.Reason = malformed.Reason
+		if malformed.Units > 0 && malformed.Epoch == epoch && ledger.Partition(malformed.VoucherID, r.Partitions) == r.partition {
+			dead.VoucherID, dead.FirstSeq, dead.Units = malformed.VoucherID, malformed.FirstSeq, malformed.Units
+		}
+	case err != nil:
+		return work{}, err
+	case entry.Epoch != epoch:
+		dead.Reason = fmt.Sprintf("an entry of epoch %d in the stream of epoch %d", entry.Epoch, epoch)
+	case ledger.Partition(entry.VoucherID, r.Partitions) != r.partition:
+		dead.Reason = fmt.Sprintf("voucher %d is not of partition %d", entry.VoucherID, r.partition)
+	default:
+		return work{entry: entry}, nil
+	}
+	dead.Raw = raw.Encode()
+	return work{entry: ledger.Entry{ID: raw.ID, Partition: r.partition, Epoch: epoch}, dead: dead}, nil
 }
 
 func (r *reader) hold(id string) bool {
@@ -226,11 +254,15 @@ func (r *reader) hold(id string) bool {
 }
 
 // drop ends the holding of an entry, settled or left pending.
-func (r *reader) drop(entry ledger.Entry) {
+func (r *reader) drop(w work) {
+	r.letGo(w.entry.ID)
+	r.slots.release(w.size())
+}
+
+func (r *reader) letGo(id string) {
 	r.mu.Lock()
-	delete(r.inHand, entry.ID)
-	r.mu.Unlock()
-	r.slots.release(len(entry.Orders))
+	defer r.mu.Unlock()
+	delete(r.inHand, id)
 }
 
 // broken notes why nothing can be read. The guardian watches the ledger by

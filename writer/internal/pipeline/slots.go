@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// slots bounds the orders in hand. A reader reserves before it reads and
-// corrects the reservation when it knows how many orders came.
+// slots bounds the orders in hand. A reader reserves before it reads, for
+// entries as large as they may be, and gives back what did not come.
 type slots struct {
 	mu   sync.Mutex
 	max  int
@@ -19,26 +19,28 @@ func newSlots(limit int) *slots {
 	return &slots{max: limit, freed: make(chan struct{})}
 }
 
-// reserve waits until n fit, or ctx ends.
-func (s *slots) reserve(ctx context.Context, n int) error {
+// reserve waits until least fit, or ctx ends, and reserves as many as fit of
+// most. It answers how many.
+func (s *slots) reserve(ctx context.Context, least, most int) (int, error) {
 	for {
 		s.mu.Lock()
-		if s.used+n <= s.max || s.used == 0 {
+		if free := s.max - s.used; free >= least {
+			n := min(free, most)
 			s.used += n
 			s.mu.Unlock()
-			return nil
+			return n, nil
 		}
 		freed := s.freed
 		s.mu.Unlock()
 		select {
 		case <-freed:
 		case <-ctx.Done():
-			return ctx.Err()
+			return 0, ctx.Err()
 		}
 	}
 }
 
-// correct replaces a reservation by what came of it, which may be more.
+// correct replaces a reservation by what came of it.
 func (s *slots) correct(reserved, actual int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

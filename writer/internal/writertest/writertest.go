@@ -19,6 +19,7 @@ import (
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/writer/internal/guardian"
 	"github.com/seckill/seckill/writer/internal/orderstore"
+	"github.com/seckill/seckill/writer/internal/pipeline"
 )
 
 // Patience bounds every wait for something that must come true; it is long
@@ -70,6 +71,9 @@ func (f *Fixture) Dial(addr string) rueidis.Client {
 	f.T.Helper()
 	client, err := rueidis.NewClient(rueidis.ClientOption{
 		InitAddress: []string{addr}, DisableCache: true, DisableRetry: true, ForceSingleClient: true, ConnWriteTimeout: 2 * time.Second,
+		// One connection: once it answers after an outage, it is not another one
+		// that the next call finds broken.
+		PipelineMultiplex: -1,
 	})
 	require.NoError(f.T, err)
 	f.T.Cleanup(client.Close)
@@ -175,6 +179,33 @@ func (f *Fixture) Admitted(voucherID int64, users ...int64) {
 		users = users[n:]
 	}
 }
+
+// Drained runs a pipeline until nothing is in flight in any partition.
+func (f *Fixture) Drained() {
+	f.T.Helper()
+	p, err := pipeline.New(pipeline.Options{
+		Reader: f.Dial(f.Redis.Addr()), Client: f.Client, Store: f.Store, Holder: f.Store, Ping: f.Store.Ping, Alarm: silent{}, Partitions: f.Partitions,
+		Consumer: "drain", Committers: 2, BatchMax: 1000, BatchTimeout: 5 * time.Second, MinIdle: 30 * time.Second,
+		Block: 50 * time.Millisecond, DrainTimeout: 10 * time.Second, SlotsMax: 8192, Logger: Logger(), Registerer: prometheus.NewRegistry(),
+	})
+	require.NoError(f.T, err)
+	stop := f.Run(p)
+	require.Eventually(f.T, func() bool {
+		for partition := range f.Partitions {
+			meta, err := ledger.ReadMeta(f.Ctx, f.Client, partition)
+			if err != nil || meta.InFlight() != 0 {
+				return false
+			}
+		}
+		return true
+	}, Patience, 10*time.Millisecond)
+	stop()
+}
+
+type silent struct{}
+
+func (silent) PartitionFault(int, string) {}
+func (silent) VoucherFault(int64, string) {}
 
 // Users are n users from first on.
 func Users(first, n int64) []int64 {
