@@ -37,6 +37,8 @@ const (
 	RuleLedgerMissing = "ledger_missing"
 	// RuleLedgerFault: a figure of the ledger is not a number.
 	RuleLedgerFault = "ledger_fault"
+	// RuleLedgerBehind: the ledger has the rev that the database noted it had.
+	RuleLedgerBehind = "ledger_behind"
 	// RuleLedgerStock: stock + seq == opening + returned.
 	RuleLedgerStock = "ledger_stock"
 	// RuleLedgerBuyers: marks == carried over + seq - removed.
@@ -61,9 +63,28 @@ const (
 // MissingMax is how many missing orders a violation names.
 const MissingMax = 100
 
+// Drift is where a violation leads if the sale goes on.
+type Drift int
+
+// The drifts.
+const (
+	// Unclear: the figures contradict each other. Two readings must agree before
+	// anything is done.
+	Unclear Drift = iota
+	// Oversell: more may be sold than there is, or twice to one user. The sale
+	// must stop at once.
+	Oversell
+	// Undersell: less may be sold than there is. Somebody must look, the sale
+	// may go on.
+	Undersell
+)
+
 // Violation is a rule that does not hold.
 type Violation struct {
-	Rule string
+	Rule  string
+	Drift Drift
+	// VoucherID is the voucher whose rule it is.
+	VoucherID int64
 	// Detail has the figures that contradict each other.
 	Detail string
 	// Orders concerned, MissingMax at most, where the rule can name them.
@@ -71,7 +92,18 @@ type Violation struct {
 }
 
 // String is the violation in one line.
-func (v Violation) String() string { return v.Rule + ": " + v.Detail }
+func (v Violation) String() string {
+	return fmt.Sprintf("%s: voucher %d: %s", v.Rule, v.VoucherID, v.Detail)
+}
+
+// drift tells the drift of a figure that is not what it should be, where a
+// larger one leads to overselling.
+func drift(is, should int64) Drift {
+	if is > should {
+		return Oversell
+	}
+	return Undersell
+}
 
 // Books are the reckoning of one voucher.
 type Books struct {
@@ -138,19 +170,20 @@ func (r *Reckoner) reckon(ctx context.Context, voucherID int64) (Books, bool, er
 		if err != nil {
 			return Books{}, false, err
 		}
-		books.Violations = Moment(reading)
+		books.Violations = Moment(voucherID, reading)
 		if reading.Exists {
 			books.Ledger = &reading
 			books.InFlight = reading.InFlight()
 			if ahead > reading.Seq {
-				books.violate(RuleDatabaseAhead, fmt.Sprintf("the database has seq %d, the ledger only %d", ahead, reading.Seq))
+				books.violate(DatabaseAhead(voucherID, ahead, reading.Seq))
 			}
-			missing, err := Missing(ctx, r.Store, r.Client, voucher.PartitionID, voucher.Epoch, map[int64]int64{voucherID: reading.Seq}, MissingMax)
+			missing, err := Missing(ctx, r.Store, r.Client, voucher.PartitionID, voucher.Epoch,
+				map[int64]Range{voucherID: {From: 1, To: reading.Seq}}, MissingMax)
 			if err != nil {
 				return Books{}, false, err
 			}
 			if seqs := missing[voucherID]; len(seqs) > 0 {
-				books.Violations = append(books.Violations, missingViolation(voucherID, voucher.Epoch, seqs))
+				books.violate(OrdersMissing(voucherID, voucher.Epoch, seqs))
 			}
 		}
 	}
@@ -160,11 +193,9 @@ func (r *Reckoner) reckon(ctx context.Context, voucherID int64) (Books, bool, er
 		return Books{}, false, err
 	}
 	db := books.Database
-	if db.Stock+db.Sold != db.Total {
-		books.violate(RuleDatabaseStock, fmt.Sprintf("stock %d + sold %d is not total %d", db.Stock, db.Sold, db.Total))
-	}
-	if recount && db.Orders != db.Sold {
-		books.violate(RuleDatabaseSold, fmt.Sprintf("sold %d, but %d order rows", db.Sold, db.Orders))
+	books.violate(DatabaseMoment(voucherID, db)...)
+	if recount {
+		books.violate(databaseSold(voucherID, db)...)
 	}
 	stable := true
 	if books.Ledger != nil && recount {
@@ -175,8 +206,11 @@ func (r *Reckoner) reckon(ctx context.Context, voucherID int64) (Books, bool, er
 		if after.Seq != reading.Seq || after.Settled != reading.Settled || after.Returned != reading.Returned {
 			stable = false
 			books.InFlight = max(after.InFlight(), 1)
-		} else if want := db.Stock - withoutUnit(db.OutcomeByKind); reading.Stock != want {
-			books.violate(RuleBridgeStock, fmt.Sprintf("the ledger has %d units left, by the database it should be %d", reading.Stock, want))
+		} else if db.Untold > 0 {
+			// Decisions of operators that the ledger is about to be told.
+			books.InFlight = db.Untold
+		} else {
+			books.violate(bridgeStock(voucherID, reading, db)...)
 		}
 	}
 	switch {
@@ -190,49 +224,8 @@ func (r *Reckoner) reckon(ctx context.Context, voucherID int64) (Books, bool, er
 	return books, stable, nil
 }
 
-func (b *Books) violate(rule, detail string) {
-	b.Violations = append(b.Violations, Violation{Rule: rule, Detail: detail})
-}
-
-// withoutUnit counts orders that took a unit in the ledger which is neither
-// sold in the database nor was given back.
-func withoutUnit(byKind map[string]int64) int64 {
-	return byKind[orderstore.OutcomeHeld] + byKind[orderstore.OutcomeRejected] + byKind[orderstore.OutcomeLost]
-}
-
-// Moment checks the rules that one reading of the ledger must satisfy by
-// itself, whatever is in flight.
-func Moment(b ledger.Books) []Violation {
-	if !b.Meta.Exists {
-		return []Violation{{Rule: RuleLedgerMissing, Detail: "the partition has no ledger"}}
-	}
-	if !b.Exists {
-		return []Violation{{Rule: RuleLedgerMissing, Detail: "the voucher has no ledger"}}
-	}
-	var violations []Violation
-	rule := func(holds bool, name, detail string, figures ...any) {
-		if !holds {
-			violations = append(violations, Violation{Rule: name, Detail: fmt.Sprintf(detail, figures...)})
-		}
-	}
-	if b.State != ledger.VoucherArchived {
-		rule(b.Stock+b.Seq == b.Opening+b.Returned, RuleLedgerStock,
-			"stock %d + seq %d is not opening %d + returned %d", b.Stock, b.Seq, b.Opening, b.Returned)
-		rule(b.Buyers == b.CarriedOver+b.Seq-b.Removed, RuleLedgerBuyers,
-			"%d marks are not carried over %d + seq %d - removed %d", b.Buyers, b.CarriedOver, b.Seq, b.Removed)
-		rule(b.Settled <= b.Seq, RuleLedgerSettled, "settled %d is more than seq %d", b.Settled, b.Seq)
-	}
-	rule(b.Entries == b.Meta.EntriesIn-b.Meta.EntriesOut, RuleLedgerEntries,
-		"the stream has %d entries, not entries in %d - entries out %d", b.Entries, b.Meta.EntriesIn, b.Meta.EntriesOut)
-	return violations
-}
-
-func missingViolation(voucherID, epoch int64, seqs []int64) Violation {
-	v := Violation{Rule: RuleOrdersMissing, Detail: fmt.Sprintf("seq %s is neither a row, nor an outcome, nor in a stream entry", list(seqs))}
-	for _, seq := range seqs {
-		v.Orders = append(v.Orders, orderid.Position{VoucherID: voucherID, Epoch: epoch, Seq: seq})
-	}
-	return v
+func (b *Books) violate(violations ...Violation) {
+	b.Violations = append(b.Violations, violations...)
 }
 
 // list shows the first few of many.

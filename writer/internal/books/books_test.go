@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -15,36 +14,13 @@ import (
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/writer/internal/books"
 	"github.com/seckill/seckill/writer/internal/orderstore"
-	"github.com/seckill/seckill/writer/internal/pipeline"
 	"github.com/seckill/seckill/writer/internal/writertest"
 )
 
 func TestMain(m *testing.M) { os.Exit(devstack.Main(m)) }
 
-type silent struct{}
-
-func (silent) PartitionFault(int, string) {}
-func (silent) VoucherFault(int64, string) {}
-
 func newReckoner(f *writertest.Fixture) *books.Reckoner {
 	return &books.Reckoner{Store: f.Store, Client: f.Client, Now: time.Now}
-}
-
-// drain persists everything that is in flight.
-func drain(t *testing.T, f *writertest.Fixture) {
-	t.Helper()
-	p, err := pipeline.New(pipeline.Options{
-		Reader: f.Dial(f.Redis.Addr()), Client: f.Client, Store: f.Store, Alarm: silent{}, Partitions: f.Partitions,
-		Consumer: "w", Committers: 1, BatchMax: 1000, BatchTimeout: time.Second, MinIdle: 3 * time.Second, Block: 50 * time.Millisecond,
-		DrainTimeout: 5 * time.Second, SlotsMax: 8192, Logger: writertest.Logger(), Registerer: prometheus.NewRegistry(),
-	})
-	require.NoError(t, err)
-	stop := f.Run(p)
-	require.Eventually(t, func() bool {
-		meta, err := ledger.ReadMeta(f.Ctx, f.Client, 0)
-		return err == nil && meta.InFlight() == 0
-	}, writertest.Patience, 10*time.Millisecond)
-	stop()
 }
 
 func TestReckon_FollowsASaleFromDraftToArchive(t *testing.T) {
@@ -69,7 +45,7 @@ func TestReckon_FollowsASaleFromDraftToArchive(t *testing.T) {
 	verdict(books.Proven)
 	f.Admitted(7, writertest.Users(1, 200)...)
 	require.Equal(t, int64(200), verdict(books.InFlight).InFlight)
-	drain(t, f)
+	f.Drained()
 	proven := verdict(books.Proven)
 	require.Equal(t, int64(200), proven.Database.Orders)
 	require.Equal(t, int64(100), proven.Ledger.Stock)
@@ -123,7 +99,7 @@ func TestReckon_NamesWhatWasTamperedWith(t *testing.T) {
 			f.Open(g)
 			f.Voucher(g, 7, 300)
 			f.Admitted(7, writertest.Users(1, 200)...)
-			drain(t, f)
+			f.Drained()
 			stop()
 			tc.tamper(f)
 			got, err := newReckoner(f).Reckon(f.Ctx, 7)
@@ -225,7 +201,7 @@ func TestMissing_NamesExactlyWhatIsInNeither(t *testing.T) {
 			}
 			seq += n
 		}
-		got, err := books.Missing(f.Ctx, rowed, f.Client, partition, 1, map[int64]int64{7: seq - 1}, 1000)
+		got, err := books.Missing(f.Ctx, rowed, f.Client, partition, 1, map[int64]books.Range{7: {From: 1, To: seq - 1}}, 1000)
 		require.NoError(rt, err)
 		require.Equal(rt, want, got[7])
 	})

@@ -1,6 +1,7 @@
 package books
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -22,17 +23,17 @@ type Positions interface {
 // some hundred kilobytes.
 const scanPage = 256
 
-type interval struct{ from, to int64 }
+// Range is seqs of a voucher, both ends included.
+type Range struct{ From, To int64 }
 
-// Missing names, for each of some vouchers of a partition with its highest
-// seq, the orders that are neither a row, nor an outcome, nor in a stream
+// Missing names, of ranges of some vouchers of a partition, the orders that are neither a row, nor an outcome, nor in a stream
 // entry: lost ones. Up to limit each.
 //
 // The stream is read first. An entry that is settled meanwhile left its rows
 // behind before it went, so whatever the stream did not show any more the
-// database shows. What does not decode stands for nothing.
-func Missing(ctx context.Context, positions Positions, client rueidis.CoreClient, partition int, epoch int64, seqs map[int64]int64, limit int) (map[int64][]int64, error) {
-	streamed := map[int64][]interval{}
+// database shows. Also what cannot be decoded is there.
+func Missing(ctx context.Context, positions Positions, client rueidis.CoreClient, partition int, epoch int64, ranges map[int64]Range, limit int) (map[int64][]int64, error) {
+	streamed := map[int64][]Range{}
 	from := "-"
 	for {
 		page, err := ledger.Scan(ctx, client, partition, epoch, from, scanPage)
@@ -40,12 +41,10 @@ func Missing(ctx context.Context, positions Positions, client rueidis.CoreClient
 			return nil, err
 		}
 		for _, raw := range page {
-			entry, err := ledger.DecodeEntry(partition, raw.ID, raw.Fields)
-			if err != nil || entry.Epoch != epoch {
-				continue
+			voucherID, of, first, units := raw.Positions()
+			if units > 0 && of == epoch {
+				streamed[voucherID] = append(streamed[voucherID], Range{first, first + units - 1})
 			}
-			first := entry.Orders[0].Seq
-			streamed[entry.VoucherID] = append(streamed[entry.VoucherID], interval{first, first + int64(len(entry.Orders)) - 1})
 		}
 		if len(page) < scanPage {
 			break
@@ -54,16 +53,16 @@ func Missing(ctx context.Context, positions Positions, client rueidis.CoreClient
 	}
 
 	missing := map[int64][]int64{}
-	for voucherID, last := range seqs {
-		for _, gap := range gaps(streamed[voucherID], last) {
-			n, err := positions.CountPositions(ctx, voucherID, epoch, gap.from, gap.to)
+	for voucherID, asked := range ranges {
+		for _, gap := range gaps(streamed[voucherID], asked) {
+			n, err := positions.CountPositions(ctx, voucherID, epoch, gap.From, gap.To)
 			if err != nil {
 				return nil, fmt.Errorf("counting orders of voucher %d: %w", voucherID, err)
 			}
-			if n == gap.to-gap.from+1 || len(missing[voucherID]) >= limit {
+			if n == gap.To-gap.From+1 || len(missing[voucherID]) >= limit {
 				continue
 			}
-			lost, err := positions.MissingSeqs(ctx, voucherID, epoch, gap.from, gap.to, limit-len(missing[voucherID]))
+			lost, err := positions.MissingSeqs(ctx, voucherID, epoch, gap.From, gap.To, limit-len(missing[voucherID]))
 			if err != nil {
 				return nil, fmt.Errorf("naming missing orders of voucher %d: %w", voucherID, err)
 			}
@@ -73,21 +72,21 @@ func Missing(ctx context.Context, positions Positions, client rueidis.CoreClient
 	return missing, nil
 }
 
-// gaps is what some intervals leave uncovered of [1, last]. Positions are dense,
-// so between two entries that are still in the stream lies a run of settled
-// ones: one count proves a whole run.
-func gaps(covered []interval, last int64) []interval {
-	slices.SortFunc(covered, func(a, b interval) int { return int(a.from - b.from) })
-	var open []interval
-	next := int64(1)
+// gaps is what some ranges leave uncovered of the asked one. Positions are
+// dense, so between two entries that are still in the stream lies a run of
+// settled ones: one count proves a whole run.
+func gaps(covered []Range, asked Range) []Range {
+	slices.SortFunc(covered, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
+	var open []Range
+	next := asked.From
 	for _, c := range covered {
-		if c.from > next && next <= last {
-			open = append(open, interval{next, min(c.from-1, last)})
+		if c.From > next && next <= asked.To {
+			open = append(open, Range{next, min(c.From-1, asked.To)})
 		}
-		next = max(next, c.to+1)
+		next = max(next, c.To+1)
 	}
-	if next <= last {
-		open = append(open, interval{next, last})
+	if next <= asked.To {
+		open = append(open, Range{next, asked.To})
 	}
 	return open
 }

@@ -11,7 +11,9 @@
 package guardian
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -37,11 +39,25 @@ type Options struct {
 	Durability ledger.Durability
 	// Interval is the time between two looks at a partition.
 	Interval time.Duration
+	// AlarmAge is how long an admitted order may take to become a row before it
+	// is looked for; 0 is DefaultAlarmAge.
+	AlarmAge time.Duration
+	// ConsumerIdle is how long a consumer that holds nothing may go without a
+	// read before it is removed; 0 is DefaultConsumerIdle.
+	ConsumerIdle time.Duration
 	// OrderKeys are the fingerprints of the order_id keys, for the layout.
 	OrderKeys  map[int]string
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 }
+
+// DefaultConsumerIdle is far beyond any pause of a writer that lives.
+const DefaultConsumerIdle = 15 * time.Minute
+
+// DefaultAlarmAge is far beyond what an order takes from admission to its row
+// in good days, some 20 ms, and short enough for a lost one to be named within
+// seconds.
+const DefaultAlarmAge = 3 * time.Second
 
 // Status is what a process knows of a partition.
 type Status struct {
@@ -53,6 +69,9 @@ type Status struct {
 	Open bool
 	// Reason tells why not.
 	Reason string
+	// Alarm is a rule of the books that does not hold, also where the partition
+	// is open all the same. Known to the guardian only.
+	Alarm string
 }
 
 // Guardian stands ready for all partitions.
@@ -63,6 +82,7 @@ type Guardian struct {
 	// voucherFaults are waiting to be closed. A full queue drops one: the writer
 	// meets the next order of the voucher, and tells again.
 	voucherFaults chan voucherFault
+	reading       serverReading
 }
 
 type voucherFault struct {
@@ -75,6 +95,12 @@ const voucherFaultsMax = 64
 
 // New makes a guardian.
 func New(o Options) *Guardian {
+	if o.ConsumerIdle == 0 {
+		o.ConsumerIdle = DefaultConsumerIdle
+	}
+	if o.AlarmAge == 0 {
+		o.AlarmAge = DefaultAlarmAge
+	}
 	g := &Guardian{Options: o, metrics: newMetrics(o.Registerer), voucherFaults: make(chan voucherFault, voucherFaultsMax)}
 	for partition := range o.Partitions {
 		g.keepers = append(g.keepers, newKeeper(g, partition))
@@ -114,7 +140,7 @@ func (g *Guardian) Health() []telemetry.Part {
 		if s.Guardian {
 			state += ", guarded here"
 		}
-		parts = append(parts, telemetry.Part{Name: fmt.Sprintf("partition.%d", s.Partition), Serving: s.Open, State: state, Reason: s.Reason})
+		parts = append(parts, telemetry.Part{Name: fmt.Sprintf("partition.%d", s.Partition), Serving: s.Open, State: state, Reason: cmp.Or(s.Reason, s.Alarm)})
 	}
 	return parts
 }
@@ -141,8 +167,11 @@ func (g *Guardian) closeFaulty(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case fault := <-g.voucherFaults:
-			if err := g.closeVoucher(ctx, fault); err != nil {
-				g.Logger.Error("closing a faulty voucher", telemetry.KeyVoucherID, fault.voucherID, telemetry.KeyReason, fault.reason, telemetry.KeyErr, err)
+			err := g.closeVoucher(ctx, fault)
+			for err != nil && ctx.Err() == nil {
+				g.Logger.Error("closing a faulty voucher; trying on", telemetry.KeyVoucherID, fault.voucherID, telemetry.KeyReason, fault.reason, telemetry.KeyErr, err)
+				pause(ctx, g.Interval)
+				err = g.closeVoucher(ctx, fault)
 			}
 		}
 	}
@@ -152,6 +181,11 @@ func (g *Guardian) closeVoucher(ctx context.Context, fault voucherFault) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	voucher, err := g.Store.Voucher(ctx, fault.voucherID)
+	if errors.Is(err, orderstore.ErrVoucherNotFound) {
+		// There is no row whose state could be carried over.
+		g.PartitionFault(ledger.Partition(fault.voucherID, g.Partitions), fmt.Sprintf("voucher %d: %s", fault.voucherID, fault.reason))
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -171,8 +205,8 @@ func (g *Guardian) closeVoucher(ctx context.Context, fault voucherFault) error {
 // listen hears what gateways report of a partition's ledger.
 func (g *Guardian) listen(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := ledger.ListenFaults(ctx, g.Client, g.Partitions, func(partition int, text string) {
-			g.keepers[partition].report(text)
+		err := ledger.ListenFaults(ctx, g.Client, g.Partitions, func(partition int, kind ledger.FaultKind, text string) {
+			g.keepers[partition].report(kind, text)
 		})
 		if ctx.Err() == nil {
 			g.Logger.Debug("listening to gateways", telemetry.KeyErr, err)

@@ -210,7 +210,7 @@ func TestGuardian_CheckNamesWhatIsWrong(t *testing.T) {
 		{"an entry that is gone with its count", func(f *writertest.Fixture) {
 			require.NoError(f.T, f.Do("XTRIM", ledger.OrdersKey(0, 1), "MAXLEN", "0").Error())
 			require.NoError(f.T, f.Do("HSET", ledger.MetaKey(0), "entries_out", "1").Error())
-		}, "orders are lost, the first is seq 1"},
+		}, "orders_missing: voucher 7: seq [1 2 3 4 5] and more, up to 10"},
 		{"the database's stock", func(f *writertest.Fixture) {
 			f.Exec("ALTER TABLE vouchers DROP CONSTRAINT vouchers_sum")
 			f.Exec("UPDATE vouchers SET stock = stock - 1 WHERE id = 7")
@@ -271,7 +271,7 @@ func TestGuardian_FaultStaysClosed(t *testing.T) {
 	f := writertest.New(t, 1)
 	g := f.Guarded()
 	f.Voucher(g, 7, 100)
-	require.NoError(t, ledger.ReportFault(f.Ctx, f.Client, 0, "REWOUND voucher 7"))
+	require.NoError(t, ledger.ReportFault(f.Ctx, f.Client, 0, ledger.FaultRewound, "voucher 7"))
 	closed(t, g, 0, "went back")
 	refused(t, f, 7)
 	require.Never(t, func() bool { return g.Status()[0].Open }, 500*time.Millisecond, 20*time.Millisecond)

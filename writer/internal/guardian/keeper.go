@@ -1,6 +1,7 @@
 package guardian
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/redis/rueidis"
 
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/telemetry"
@@ -52,6 +51,13 @@ type keeper struct {
 
 	// faults are reasons to close, from writers and gateways. One is enough.
 	faults chan string
+	// faulty is such a reason until the partition is closed for it.
+	faulty string
+	// orphans are what the last look found, nextTend is when the next one is.
+	orphans  []string
+	nextTend time.Time
+	// watcher is used while this process is guardian.
+	watcher *books.Watcher
 
 	mu     sync.Mutex
 	status Status
@@ -62,6 +68,9 @@ func newKeeper(g *Guardian, partition int) *keeper {
 		Guardian: g, partition: partition,
 		log:    g.Logger.With(telemetry.KeyPartition, partition),
 		faults: make(chan string, 1),
+		watcher: &books.Watcher{
+			Store: g.Store, Client: g.Client, Partition: partition, AlarmAge: g.AlarmAge, Now: time.Now,
+		},
 		status: Status{Partition: partition, Reason: "not looked at yet"},
 	}
 }
@@ -81,7 +90,7 @@ func (k *keeper) run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-timer.C:
 		case reason := <-k.faults:
-			k.close(ctx, ledger.FaultPrefix+reason)
+			k.faulty = ledger.FaultPrefix + reason
 		}
 		timer.Stop()
 	}
@@ -91,19 +100,30 @@ func (k *keeper) run(ctx context.Context) {
 func (k *keeper) look(ctx context.Context) {
 	stepCtx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
+	if k.faulty != "" {
+		k.close(ctx)
+	}
 	guardian := k.hold(stepCtx)
 	var status Status
 	var err error
 	if guardian {
 		status, err = k.guard(ctx, stepCtx)
-	} else {
-		status, err = k.observe(stepCtx)
+	}
+	if !guardian || err != nil {
+		// A guardian that cannot read the database still sees what gateways see.
+		reason := ""
+		if err != nil {
+			reason = reasonOf(err)
+		}
+		seen, seeErr := k.observe(ctx)
+		status, err = seen, errors.Join(err, seeErr)
+		status.Reason = cmp.Or(status.Reason, reason)
+		if seeErr != nil {
+			status.Open, status.Reason = false, cmp.Or(reason, reasonOf(seeErr))
+		}
 	}
 	if ctx.Err() != nil {
 		return
-	}
-	if err != nil {
-		status.Open, status.Reason = false, reasonOf(err)
 	}
 	status.Partition, status.Guardian = k.partition, guardian
 	k.publish(status, err)
@@ -136,8 +156,11 @@ func (k *keeper) hold(ctx context.Context) bool {
 	return true
 }
 
-// observe reports what the ledger says of itself.
+// observe reports what the ledger says of itself, and closes it where the
+// server has become unfit: that needs neither lock nor database.
 func (k *keeper) observe(ctx context.Context) (Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	meta, err := ledger.ReadMeta(ctx, k.Client, k.partition)
 	if err != nil {
 		return Status{}, err
@@ -145,12 +168,25 @@ func (k *keeper) observe(ctx context.Context) (Status, error) {
 	if !meta.Exists {
 		return Status{Reason: "ledger is missing"}, nil
 	}
-	loaded, err := ledger.AdmitLoaded(ctx, k.Client, k.partition, meta.Epoch)
+	loaded, err := ledger.ScriptLoaded(ctx, k.Client, cmp.Or(meta.AdmitSHA, ledger.AdmitSHA(k.partition, meta.Epoch)))
+	if err != nil {
+		return Status{}, err
+	}
 	status := Status{Epoch: meta.Epoch, Open: meta.Open && loaded, Reason: meta.Reason}
 	if meta.Open && !loaded {
 		status.Reason = "ledger is not proven yet"
 	}
-	return status, err
+	if !status.Open {
+		return status, nil
+	}
+	worse, err := k.weakened(ctx)
+	if err != nil {
+		return status, err
+	}
+	if worse != "" {
+		return k.shut(ctx, status, worse)
+	}
+	return status, k.tune(ctx, meta.Epoch, meta)
 }
 
 // guard is the round of the guardian.
@@ -166,6 +202,10 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 		}
 	}
 	meta, err := ledger.ReadMeta(stepCtx, k.Client, k.partition)
+	if errors.Is(err, ledger.ErrFault) {
+		// Admission needs less of it than settling: it must not go on alone.
+		return k.shut(stepCtx, status, ledger.FaultPrefix+"the ledger's meta cannot be read")
+	}
 	if err != nil {
 		return status, err
 	}
@@ -193,6 +233,11 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 	if meta.Exists && meta.Open && meta.Epoch == row.Epoch && loaded {
 		return k.watch(stepCtx, row, meta)
 	}
+	if meta.Exists && meta.Open && meta.Epoch == row.Epoch {
+		if adopted, err := k.adopt(ctx, row, meta); adopted || err != nil {
+			return Status{Epoch: row.Epoch, Open: adopted}, err
+		}
+	}
 	return k.prove(ctx, row, meta)
 }
 
@@ -209,189 +254,6 @@ func (k *keeper) keepLayout(ctx context.Context) error {
 	return err
 }
 
-// first makes the ledger of a partition that never was open, and opens it.
-// Every step may be repeated after a crash; the note in the database comes
-// before anything can be sold.
-func (k *keeper) first(ctx context.Context, row orderstore.Partition) (Status, error) {
-	status := Status{Epoch: row.Epoch}
-	err := k.dedicated(ctx, func(ctx context.Context, client rueidis.CoreClient) error {
-		server, durability, err := k.server(ctx, client)
-		if err != nil {
-			return err
-		}
-		if err := ledger.CreatePartition(ctx, client, k.partition, row.Epoch, k.Bound); err != nil {
-			return err
-		}
-		if err := k.Store.MarkOpened(ctx, k.partition, row.Epoch); err != nil {
-			return err
-		}
-		return k.open(ctx, client, row.Epoch, durability, server.RunID)
-	})
-	if err != nil {
-		return status, err
-	}
-	k.log.Info("partition opened for the first time", telemetry.KeyEpoch, row.Epoch)
-	status.Open = true
-	return status, nil
-}
-
-// prove checks a ledger on which the door is shut, and opens it if the check
-// passes. A ledger that fails it stays closed until it is rebuilt, or until
-// somebody brings back what is missing.
-func (k *keeper) prove(ctx context.Context, row orderstore.Partition, meta ledger.Meta) (Status, error) {
-	status := Status{Epoch: row.Epoch, Reason: k.current().Reason}
-	if time.Now().Before(k.recheck) {
-		return status, nil
-	}
-	err := k.dedicated(ctx, func(ctx context.Context, client rueidis.CoreClient) error {
-		server, durability, err := k.server(ctx, client)
-		if err != nil {
-			return err
-		}
-		if err := k.check(ctx, client, row, meta, server, durability); err != nil {
-			return err
-		}
-		return k.open(ctx, client, row.Epoch, durability, server.RunID)
-	})
-	var failed *checkError
-	switch {
-	case err == nil:
-		k.log.Info("ledger proven, partition opened", telemetry.KeyEpoch, row.Epoch)
-		k.recheckWait = 0
-		return Status{Epoch: row.Epoch, Open: true}, nil
-	case errors.As(err, &failed):
-		k.recheckWait = min(max(2*k.recheckWait, time.Second), recheckMax)
-		k.recheck = time.Now().Add(k.recheckWait)
-		status.Reason = failed.Error()
-		closeCtx, cancel := context.WithTimeout(ctx, stepTimeout)
-		defer cancel()
-		if err := ledger.ClosePartition(closeCtx, k.Client, k.partition, row.Epoch, status.Reason); err != nil && !errors.Is(err, ledger.ErrMissing) {
-			k.log.Warn("closing a partition whose check failed", telemetry.KeyErr, err)
-		}
-		// The rebuild of the ledger from the database has its place here.
-		return status, nil
-	}
-	return status, err
-}
-
-// open is the last thing: meta first, the admission script last. All on the
-// connection on which the ledger was proven, so to the server that was proven.
-func (k *keeper) open(ctx context.Context, client rueidis.CoreClient, epoch int64, durability ledger.Durability, runID string) error {
-	if err := ledger.EnsureGroup(ctx, client, k.partition, epoch); err != nil {
-		return err
-	}
-	if err := ledger.LoadWriterScripts(ctx, client); err != nil {
-		return err
-	}
-	if err := ledger.OpenPartition(ctx, client, k.partition, epoch, k.Bound, durability, runID); err != nil {
-		return err
-	}
-	return ledger.LoadAdmit(ctx, client, k.partition, epoch)
-}
-
-// dedicated runs a proof on one connection. If that breaks the proof is void,
-// for what answers next may be another server.
-func (k *keeper) dedicated(ctx context.Context, do func(context.Context, rueidis.CoreClient) error) error {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	client, release := k.Client.Dedicate()
-	defer release()
-	return do(ctx, client)
-}
-
-// server reads what the server is and whether it may hold a ledger.
-func (k *keeper) server(ctx context.Context, client rueidis.CoreClient) (ledger.Server, ledger.Durability, error) {
-	server, err := ledger.ReadServer(ctx, client)
-	if err != nil {
-		return server, "", err
-	}
-	durability, problems := server.Durability()
-	if durability == "" || (k.Durability == ledger.DurabilityStrict && durability != ledger.DurabilityStrict) {
-		return server, "", &checkError{reason: "redis is not configured for " + string(k.Durability) + " durability: " + strings.Join(problems, "; ")}
-	}
-	return server, durability, nil
-}
-
-// watch looks at an open partition: carries what is not carried yet, and holds
-// every voucher against the rules. A voucher whose ledger is gone closes the
-// partition at once; another contradiction when two looks agree.
-func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledger.Meta) (Status, error) {
-	status := Status{Epoch: row.Epoch, Open: true}
-	if _, durability, err := k.server(ctx, k.Client); err != nil {
-		if failed := (*checkError)(nil); errors.As(err, &failed) {
-			return k.shut(ctx, status, failed.Error())
-		}
-		return status, err
-	} else if durability != meta.Durability {
-		if err := ledger.OpenPartition(ctx, k.Client, k.partition, row.Epoch, k.Bound, durability, meta.RunID); err != nil {
-			return status, err
-		}
-		k.log.Warn("durability changed", telemetry.KeyMode, durability)
-	}
-	if err := ledger.EnsureGroup(ctx, k.Client, k.partition, row.Epoch); err != nil {
-		if errors.Is(err, ledger.ErrNoGroup) {
-			return k.shut(ctx, status, ledger.FaultPrefix+"the orders stream is missing")
-		}
-		return status, err
-	}
-	k.metrics.inFlight.WithLabelValues(k.label()).Set(float64(meta.InFlight()))
-	k.metrics.oldest.WithLabelValues(k.label()).Set(k.oldest(ctx, row.Epoch).Seconds())
-
-	vouchers, err := k.Store.LiveVouchers(ctx, k.partition)
-	if err != nil {
-		return status, err
-	}
-	var violations []books.Violation
-	for _, voucher := range vouchers {
-		if voucher.State == orderstore.StateArchived || !voucher.Applied() {
-			if err := k.Carry(ctx, voucher); err != nil {
-				if errors.Is(err, ledger.ErrMissing) && voucher.LedgerEpoch == row.Epoch {
-					return k.shut(ctx, status, fmt.Sprintf("%svoucher %d: its ledger is missing", ledger.FaultPrefix, voucher.ID))
-				}
-				k.log.Warn("carrying a voucher over to its ledger", telemetry.KeyVoucherID, voucher.ID, telemetry.KeyErr, err)
-			}
-			continue
-		}
-		reading, err := ledger.ReadBooks(ctx, k.Client, k.partition, row.Epoch, voucher.ID)
-		if err != nil && !errors.Is(err, ledger.ErrFault) {
-			return status, err
-		}
-		if err != nil {
-			violations = append(violations, books.Violation{Rule: books.RuleLedgerFault, Detail: err.Error()})
-			continue
-		}
-		if !reading.Exists {
-			return k.shut(ctx, status, fmt.Sprintf("%svoucher %d: its ledger is missing", ledger.FaultPrefix, voucher.ID))
-		}
-		for _, violation := range books.Moment(reading) {
-			violation.Detail = fmt.Sprintf("voucher %d: %s", voucher.ID, violation.Detail)
-			violations = append(violations, violation)
-		}
-	}
-	if len(violations) == 0 {
-		k.suspicion = 0
-		return status, nil
-	}
-	if k.suspicion++; k.suspicion < 2 {
-		return status, nil
-	}
-	return k.shut(ctx, status, "books violated: "+violations[0].String())
-}
-
-// oldest is the age of the oldest entry that is not settled, by the Redis clock
-// at its admission and this machine's now.
-func (k *keeper) oldest(ctx context.Context, epoch int64) time.Duration {
-	entries, err := ledger.Scan(ctx, k.Client, k.partition, epoch, "-", 1)
-	if err != nil || len(entries) == 0 {
-		return 0
-	}
-	at, err := ledger.EntryTime(entries[0].ID)
-	if err != nil {
-		return 0
-	}
-	return max(0, time.Since(at))
-}
-
 // shut closes the partition and says why.
 func (k *keeper) shut(ctx context.Context, status Status, reason string) (Status, error) {
 	k.suspicion = 0
@@ -403,17 +265,26 @@ func (k *keeper) shut(ctx context.Context, status Status, reason string) (Status
 	return status, err
 }
 
-// close closes the partition for a fault that somebody met.
-func (k *keeper) close(ctx context.Context, reason string) {
+// close closes the partition for a fault that somebody met. That needs no
+// database: what the ledger is of is what must be closed.
+func (k *keeper) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	row, err := k.Store.Partition(ctx, k.partition)
-	if err == nil {
-		_, err = k.shut(ctx, Status{Epoch: row.Epoch}, reason)
+	meta, err := ledger.ReadMeta(ctx, k.Client, k.partition)
+	epoch := meta.Epoch
+	if errors.Is(err, ledger.ErrFault) {
+		var row orderstore.Partition
+		row, err = k.Store.Partition(ctx, k.partition)
+		epoch = row.Epoch
+	}
+	if err == nil && epoch != 0 {
+		_, err = k.shut(ctx, Status{Epoch: epoch}, k.faulty)
 	}
 	if err != nil {
-		k.log.Error("closing a partition", telemetry.KeyReason, reason, telemetry.KeyErr, err)
+		k.log.Error("closing a partition; trying on", telemetry.KeyReason, k.faulty, telemetry.KeyErr, err)
+		return
 	}
+	k.faulty = ""
 }
 
 // fault asks for the partition to be closed.
@@ -427,8 +298,8 @@ func (k *keeper) fault(reason string) {
 // report hears a gateway. A ledger that went back behind what it had answered
 // has lost orders, which no figure in it shows. Anything else the next look
 // sees by itself.
-func (k *keeper) report(text string) {
-	if strings.HasPrefix(text, string(ledger.AdmitRewound)) {
+func (k *keeper) report(kind ledger.FaultKind, text string) {
+	if kind == ledger.FaultRewound {
 		k.fault("a gateway met a ledger that went back: " + text)
 	}
 }
@@ -446,10 +317,14 @@ func (k *keeper) publish(status Status, err error) {
 	k.status = status
 	k.mu.Unlock()
 	k.metrics.open.WithLabelValues(k.label()).Set(gauge(status.Open))
+	k.metrics.setClosed(k.label(), status.Reason, status.Open)
 	k.metrics.guardian.WithLabelValues(k.label()).Set(gauge(status.Guardian))
 	if !status.Guardian {
 		k.metrics.inFlight.DeleteLabelValues(k.label())
 		k.metrics.oldest.DeleteLabelValues(k.label())
+	}
+	if old.Alarm != status.Alarm && status.Alarm != "" {
+		k.log.Error("books violated", telemetry.KeyEpoch, status.Epoch, telemetry.KeyReason, status.Alarm)
 	}
 	if old.Open == status.Open && old.Reason == status.Reason {
 		return

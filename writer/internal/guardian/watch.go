@@ -1,0 +1,258 @@
+package guardian
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seckill/seckill/pkg/ledger"
+	"github.com/seckill/seckill/pkg/telemetry"
+	"github.com/seckill/seckill/writer/internal/books"
+	"github.com/seckill/seckill/writer/internal/orderstore"
+)
+
+// watch is the round of the guardian of an open partition: the server is still
+// what it was, every voucher is carried over and its books hold, nothing is
+// stuck.
+func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledger.Meta) (Status, error) {
+	status := Status{Epoch: row.Epoch, Open: true}
+	if worse, err := k.weakened(ctx); err != nil || worse != "" {
+		if worse != "" {
+			return k.shut(ctx, status, worse)
+		}
+		return status, err
+	}
+	if err := k.tune(ctx, row.Epoch, meta); err != nil {
+		return status, err
+	}
+	if err := ledger.EnsureGroup(ctx, k.Client, k.partition, row.Epoch); err != nil {
+		if errors.Is(err, ledger.ErrNoGroup) {
+			return k.shut(ctx, status, ledger.FaultPrefix+"the orders stream is missing")
+		}
+		return status, err
+	}
+	k.metrics.inFlight.WithLabelValues(k.label()).Set(float64(meta.InFlight()))
+	if err := k.tend(ctx, row.Epoch); err != nil {
+		return status, err
+	}
+
+	vouchers, err := k.Store.LiveVouchers(ctx, k.partition)
+	if err != nil {
+		return status, err
+	}
+	carried := make([]orderstore.Voucher, 0, len(vouchers))
+	for _, voucher := range vouchers {
+		if voucher.State != orderstore.StateArchived && voucher.Applied() {
+			carried = append(carried, voucher)
+			continue
+		}
+		if err := k.Carry(ctx, voucher); err != nil {
+			if errors.Is(err, ledger.ErrMissing) && voucher.LedgerEpoch == row.Epoch {
+				return k.shut(ctx, status, fmt.Sprintf("%svoucher %d: its ledger is missing", ledger.FaultPrefix, voucher.ID))
+			}
+			k.log.Warn("carrying a voucher over to its ledger", telemetry.KeyVoucherID, voucher.ID, telemetry.KeyErr, err)
+		}
+	}
+	violations, err := k.watcher.Look(ctx, row.Epoch, carried)
+	if err != nil {
+		return status, err
+	}
+	return k.act(ctx, status, k.bringForward(ctx, carried, violations))
+}
+
+// weakened tells why the server may not go on holding the ledger: its
+// configuration gives less than what gateways promise.
+func (k *keeper) weakened(ctx context.Context) (reason string, err error) {
+	server, err := k.configuration(ctx)
+	if err != nil {
+		return "", err
+	}
+	if _, err := k.judge(server); err != nil {
+		return err.Error(), nil
+	}
+	return "", nil
+}
+
+// tune brings bound and durability of an open partition to what they are now.
+func (k *keeper) tune(ctx context.Context, epoch int64, meta ledger.Meta) error {
+	server, err := k.configuration(ctx)
+	if err != nil {
+		return err
+	}
+	durability, err := k.judge(server)
+	if err != nil || (durability == meta.Durability && meta.Bound == k.Bound) {
+		return err
+	}
+	if err := ledger.TunePartition(ctx, k.Client, k.partition, epoch, k.Bound, durability); err != nil {
+		return err
+	}
+	k.log.Warn("durability or bound changed", telemetry.KeyMode, durability, telemetry.KeyOrders, k.Bound)
+	return nil
+}
+
+// bringForward carries vouchers over again whose ledgers are behind what was
+// noted: the ledger went back, and perhaps sells what was closed. What it cured
+// is no violation any more.
+func (k *keeper) bringForward(ctx context.Context, vouchers []orderstore.Voucher, violations []books.Violation) []books.Violation {
+	left := violations[:0]
+	for _, violation := range violations {
+		cured := false
+		if violation.Rule == books.RuleLedgerBehind {
+			for _, voucher := range vouchers {
+				if voucher.ID == violation.VoucherID {
+					err := k.Carry(ctx, voucher)
+					cured = err == nil
+					k.log.Error("a voucher's ledger went back", telemetry.KeyVoucherID, voucher.ID, telemetry.KeyReason, violation.Detail, telemetry.KeyErr, err)
+				}
+			}
+		}
+		if !cured {
+			left = append(left, violation)
+		}
+	}
+	return left
+}
+
+// act does what violations ask for. A ledger that is gone, and a drift towards
+// overselling, close the partition at once; a drift towards underselling is an
+// alarm while the sale goes on; the rest closes it when two looks agree, for
+// the two sides are read one after the other.
+func (k *keeper) act(ctx context.Context, status Status, violations []books.Violation) (Status, error) {
+	counts := map[string]int{}
+	var unclear *books.Violation
+	for i, v := range violations {
+		counts[v.Rule]++
+		if status.Alarm == "" {
+			status.Alarm = v.String()
+		}
+		if v.Drift == books.Unclear && unclear == nil {
+			unclear = &violations[i]
+		}
+	}
+	k.metrics.setViolations(k.label(), counts)
+	for _, v := range violations {
+		switch {
+		case v.Rule == books.RuleLedgerMissing:
+			return k.shut(ctx, status, fmt.Sprintf("%svoucher %d: its ledger is missing", ledger.FaultPrefix, v.VoucherID))
+		case v.Drift == books.Oversell:
+			return k.shut(ctx, status, "books violated: "+v.String())
+		}
+	}
+	if unclear == nil {
+		k.suspicion = 0
+		return status, nil
+	}
+	if k.suspicion++; k.suspicion < 2 {
+		return status, nil
+	}
+	return k.shut(ctx, status, "books violated: "+unclear.String())
+}
+
+const (
+	// tendEvery is the time between two rounds of housekeeping of a stream.
+	tendEvery = 5 * time.Second
+	// orphansMax is how many of the oldest entries are looked at for orphans:
+	// whatever nobody holds soon is the oldest, since all else vanishes.
+	orphansMax = 100
+	// updatesMax is how many decisions of operators are told in one look.
+	updatesMax = 500
+)
+
+// tend keeps the stream healthy: decisions of operators are told to the ledger,
+// entries that belong to nobody are delivered again, consumers that are dead
+// and hold nothing go.
+func (k *keeper) tend(ctx context.Context, epoch int64) error {
+	if err := k.tell(ctx); err != nil {
+		return err
+	}
+	backlog, err := ledger.ReadBacklog(ctx, k.Client, k.partition, epoch)
+	if err != nil {
+		return err
+	}
+	age := 0.0
+	if backlog.OldestID != "" {
+		age = max(0, time.Since(backlog.OldestAt).Seconds())
+	}
+	k.metrics.oldest.WithLabelValues(k.label()).Set(age)
+
+	if now := time.Now(); now.After(k.nextTend) {
+		k.nextTend = now.Add(min(tendEvery, 10*k.Interval))
+		if err := k.adoptOrphans(ctx, epoch); err != nil {
+			return err
+		}
+		return k.removeDead(ctx, epoch)
+	}
+	return nil
+}
+
+// adoptOrphans brings back entries that were delivered and belong to nobody, for
+// instance since somebody removed a consumer with what it held. Two looks must
+// agree; delivering all again is harmless.
+func (k *keeper) adoptOrphans(ctx context.Context, epoch int64) error {
+	orphans, err := ledger.Orphans(ctx, k.Client, k.partition, epoch, orphansMax)
+	if err != nil {
+		return err
+	}
+	seen := len(orphans) > 0 && len(k.orphans) > 0 && orphans[0] == k.orphans[0]
+	k.orphans = orphans
+	if !seen {
+		return nil
+	}
+	k.orphans = nil
+	k.metrics.orphans.Add(float64(len(orphans)))
+	k.log.Error("entries belong to no consumer; all are delivered again", telemetry.KeyEntries, len(orphans), telemetry.KeyEntryID, orphans[0])
+	return ledger.RedeliverAll(ctx, k.Client, k.partition, epoch)
+}
+
+// removeDead removes consumers that hold nothing and have not read for a long
+// time. On Redis before 7.2 that may be a live one which found nothing to read:
+// it is there again with its next entry.
+func (k *keeper) removeDead(ctx context.Context, epoch int64) error {
+	idle, err := ledger.IdleConsumers(ctx, k.Client, k.partition, epoch, k.ConsumerIdle)
+	if err != nil {
+		return err
+	}
+	for _, consumer := range idle {
+		removed, err := ledger.RemoveIdleConsumer(ctx, k.Client, k.partition, epoch, consumer.Consumer, k.ConsumerIdle)
+		if err != nil {
+			return err
+		}
+		if removed {
+			k.log.Info("idle consumer removed", telemetry.KeyConsumer, consumer.Consumer)
+		}
+	}
+	return nil
+}
+
+// tell brings decisions of operators to the ledger. The held outcome there is
+// the token, so each counts once, however often it is told.
+func (k *keeper) tell(ctx context.Context) error {
+	updates, err := k.Store.LedgerUpdates(ctx, k.partition, updatesMax)
+	if err != nil {
+		return err
+	}
+	for _, update := range updates {
+		_, err := ledger.Resolve(ctx, k.Client, ledger.Resolution{
+			Partition: k.partition, Position: update.Position, UserID: update.UserID,
+			Verdict: resolutions[update.Outcome], Standing: update.Standing,
+		})
+		switch {
+		case errors.Is(err, ledger.ErrInFlight):
+			continue // its entry is not settled yet
+		case err != nil:
+			return fmt.Errorf("telling the ledger what became of a dead letter: %w", err)
+		}
+		if err := k.Store.MarkTold(ctx, update); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resolutions are the verdicts that results of resolving stand for.
+var resolutions = map[string]ledger.Verdict{
+	orderstore.ResultPersisted: ledger.VerdictPersisted,
+	orderstore.ResultConflict:  ledger.VerdictConflict,
+	orderstore.ResultCancelled: ledger.VerdictCancelled,
+}
