@@ -161,6 +161,12 @@ func (k *keeper) hold(ctx context.Context) bool {
 func (k *keeper) observe(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
+	// Also where nothing is open: whoever becomes guardian must have seen the
+	// server before.
+	worse, err := k.weakened(ctx)
+	if err != nil {
+		return Status{}, err
+	}
 	meta, err := ledger.ReadMeta(ctx, k.Client, k.partition)
 	if err != nil {
 		return Status{}, err
@@ -179,14 +185,11 @@ func (k *keeper) observe(ctx context.Context) (Status, error) {
 	if !status.Open {
 		return status, nil
 	}
-	worse, err := k.weakened(ctx)
-	if err != nil {
-		return status, err
-	}
 	if worse != "" {
 		return k.shut(ctx, status, worse)
 	}
-	return status, k.tune(ctx, meta.Epoch, meta)
+	// The bound is the guardian's to set: writers may differ while it is changed.
+	return status, k.tune(ctx, meta, meta.Bound)
 }
 
 // guard is the round of the guardian.
@@ -198,7 +201,7 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 	status := Status{Epoch: row.Epoch}
 	if k.partition == 0 {
 		if err := k.keepLayout(stepCtx); err != nil {
-			return status, err
+			k.log.Warn("keeping the layout", telemetry.KeyErr, err)
 		}
 	}
 	meta, err := ledger.ReadMeta(stepCtx, k.Client, k.partition)

@@ -139,6 +139,9 @@ func (k *keeper) fit(ctx context.Context, client rueidis.CoreClient) (ledger.Ser
 	if err != nil {
 		return server, "", err
 	}
+	k.reading.mu.Lock()
+	server = server.Since(k.reading.server)
+	k.reading.mu.Unlock()
 	durability, err := k.judge(server)
 	return server, durability, err
 }
@@ -171,6 +174,8 @@ func (g *Guardian) configuration(ctx context.Context) (ledger.Server, error) {
 	if err != nil {
 		return server, err
 	}
-	g.reading.at, g.reading.server = time.Now(), server
-	return server, nil
+	// What one reading cannot tell, whether the log of writes is complete, the one
+	// before may.
+	g.reading.at, g.reading.server = time.Now(), server.Since(g.reading.server)
+	return g.reading.server, nil
 }

@@ -23,7 +23,7 @@ func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledge
 		}
 		return status, err
 	}
-	if err := k.tune(ctx, row.Epoch, meta); err != nil {
+	if err := k.tune(ctx, meta, k.Bound); err != nil {
 		return status, err
 	}
 	if err := ledger.EnsureGroup(ctx, k.Client, k.partition, row.Epoch); err != nil {
@@ -75,19 +75,19 @@ func (k *keeper) weakened(ctx context.Context) (reason string, err error) {
 }
 
 // tune brings bound and durability of an open partition to what they are now.
-func (k *keeper) tune(ctx context.Context, epoch int64, meta ledger.Meta) error {
+func (k *keeper) tune(ctx context.Context, meta ledger.Meta, bound int64) error {
 	server, err := k.configuration(ctx)
 	if err != nil {
 		return err
 	}
 	durability, err := k.judge(server)
-	if err != nil || (durability == meta.Durability && meta.Bound == k.Bound) {
+	if err != nil || (durability == meta.Durability && meta.Bound == bound) {
 		return err
 	}
-	if err := ledger.TunePartition(ctx, k.Client, k.partition, epoch, k.Bound, durability); err != nil {
+	if err := ledger.TunePartition(ctx, k.Client, k.partition, meta.Epoch, bound, durability); err != nil {
 		return err
 	}
-	k.log.Warn("durability or bound changed", telemetry.KeyMode, durability, telemetry.KeyOrders, k.Bound)
+	k.log.Warn("durability or bound changed", telemetry.KeyMode, durability, telemetry.KeyOrders, bound)
 	return nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -346,65 +345,6 @@ func TestPipeline_StockShortRejectsTheRestAndTellsTheGuardian(t *testing.T) {
 	reading, err := ledger.ReadBooks(f.Ctx, f.Client, 0, 1, 7)
 	require.NoError(t, err)
 	require.Equal(t, int64(90), reading.Stock, "no unit comes back")
-}
-
-// flaky fails as a database would that is down.
-type flaky struct {
-	store *orderstore.Store
-	down  atomic.Bool
-	tried atomic.Int64
-}
-
-func (s *flaky) Persist(ctx context.Context, orders []orderstore.Order) ([]orderstore.Verdict, error) {
-	s.tried.Add(1)
-	if s.down.Load() {
-		return nil, fmt.Errorf("persisting: %w", orderstore.ErrTransient)
-	}
-	return s.store.Persist(ctx, orders)
-}
-
-func TestPipeline_OutageOfTheDatabaseLosesNothingAndStopsClaiming(t *testing.T) {
-	f := newFixture(t, 1)
-	g := f.Guarded()
-	f.Voucher(g, 7, 500)
-	store := &flaky{store: f.Store}
-	store.down.Store(true)
-	o := f.options("w1")
-	o.Store = store
-	p := f.pipeline(o)
-	f.Run(p)
-	f.Admitted(7, writertest.Users(1, 100)...)
-	require.Eventually(t, func() bool {
-		for _, part := range p.Health() {
-			if part.Name == "database" {
-				return !part.Serving
-			}
-		}
-		return false
-	}, writertest.Patience, 10*time.Millisecond)
-	for user := int64(101); user <= 300; user++ {
-		f.Admitted(7, user)
-	}
-	store.down.Store(false)
-	f.settled(0)
-	require.Equal(t, int64(300), f.rows(7))
-	require.Zero(t, f.Number("SELECT COUNT(*) FROM order_outcomes"))
-	f.proven(7)
-	require.Greater(t, f.metric("seckill_writer_transient_errors_total"), 0.0)
-}
-
-func TestPipeline_RestartOfRedisLosesNothing(t *testing.T) {
-	f := newFixture(t, 1)
-	g := f.Guarded()
-	f.Voucher(g, 7, 500)
-	f.Admitted(7, writertest.Users(1, 200)...)
-	p := f.pipeline(f.options("w1"))
-	f.Redis.Kill()
-	f.Run(p)
-	require.NoError(t, f.Redis.Restart(f.Ctx))
-	f.settled(0)
-	require.Equal(t, int64(200), f.rows(7))
-	f.proven(7)
 }
 
 func TestPipeline_RecreatedGroupDeliversFromTheBeginning(t *testing.T) {
