@@ -59,9 +59,9 @@ test-mysql: ## run the tests that use a database on real MySQL instead of what "
 	set -x; $(GO) test $$race -p $(TEST_PARALLEL) -count=1 -timeout 540s $(ARGS) ./pkg/devstack/... ./migrations/... ./writer/... ./tests/...
 
 .PHONY: build
-build: ## build static binaries of gateway and writer into bin/
+build: ## build static binaries of gateway, writer and seckillctl into bin/
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./gateway/cmd/gateway ./writer/cmd/writer
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./gateway/cmd/gateway ./gateway/cmd/seckillctl ./writer/cmd/writer
 
 .PHONY: generate
 generate: ## generate the Go code of the API from proto/

@@ -12,6 +12,9 @@ import (
 // Found is what the ledger says of a user's order of a voucher.
 type Found struct {
 	ledger.Lookup
+	// OutcomeSeq is the seq that Outcome is of: the one that was asked for, or else
+	// that of a mark which says admitted; 0 for none.
+	OutcomeSeq int64
 	// Epoch is the epoch of the ledger that was asked.
 	Epoch int64
 	// Refusal is nil where the ledger is open and proven, so that what it does
@@ -19,8 +22,8 @@ type Found struct {
 	Refusal error
 }
 
-// Find reads what there is of a user's order of a voucher; seq 0 asks for no
-// outcome. A read that fails on the way is tried once more. Errors:
+// Find reads what there is of a user's order of a voucher; seq 0 asks for the
+// order of the user's mark. A read that fails on the way is tried once more. Errors:
 // ErrRedisUnreachable, ErrLedgerFault, ErrClosed, or that of ctx.
 func (a *Admitter) Find(ctx context.Context, voucherID, userID, seq int64) (Found, error) {
 	select {
@@ -72,8 +75,15 @@ func (a *Admitter) find(ctx context.Context, voucherID, userID, seq int64) (Foun
 			return Found{}, fmt.Errorf("%w: %w", ErrLedgerFault, err)
 		}
 		p.heard()
-		found := Found{Lookup: lookup, Epoch: v.epoch}
-		if mark := lookup.Mark; mark != nil && (seq == 0 || mark.Seq == seq) || lookup.Outcome.UserID == userID {
+		found := Found{Lookup: lookup, OutcomeSeq: seq, Epoch: v.epoch}
+		mark := lookup.Mark
+		// An entry that nobody could read ended without its users being known: their
+		// marks still say admitted, and only the outcomes tell.
+		if mark != nil && mark.State == ledger.MarkAdmitted && seq == 0 && mark.Epoch == v.epoch {
+			seq, attempt = mark.Seq, 0
+			continue
+		}
+		if mark != nil && (seq == 0 || mark.Seq == seq) || lookup.Outcome.UserID == userID {
 			return found, nil
 		}
 		// Nothing found proves something only if the ledger is proven after it.

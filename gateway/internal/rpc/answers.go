@@ -114,6 +114,12 @@ var (
 		ledger.MarkPersisted: seckillv1.OrderState_ORDER_STATE_PERSISTED,
 		ledger.MarkHeld:      seckillv1.OrderState_ORDER_STATE_HELD,
 	}
+	// A conflict is answered by the order that stands.
+	outcomeStates = map[ledger.Verdict]seckillv1.OrderState{
+		ledger.VerdictHeld:      seckillv1.OrderState_ORDER_STATE_HELD,
+		ledger.VerdictRejected:  seckillv1.OrderState_ORDER_STATE_REJECTED,
+		ledger.VerdictCancelled: seckillv1.OrderState_ORDER_STATE_CANCELLED,
+	}
 )
 
 func (s *Service) answerGrab(req *seckillv1.GrabRequest, result admit.Result) *seckillv1.GrabResponse {
@@ -162,21 +168,30 @@ func (s *Service) answerGetOrder(userID int64, at orderid.Position, found admit.
 			OrderId: s.ids.Encode(at), UserId: userID, VoucherId: at.VoucherID, State: state,
 		}}, nil
 	}
-	if mark := found.Mark; mark != nil && (at.Seq == 0 || mark.Position(at.VoucherID) == at) {
-		return order(mark.Position(at.VoucherID), markStates[mark.State])
-	}
 	// Outcomes are kept by seq within the epoch of the ledger.
-	if outcome := found.Outcome; at.Seq > 0 && outcome.UserID == userID && at.Epoch == found.Epoch {
-		switch outcome.Verdict {
-		case ledger.VerdictHeld:
-			return order(at, seckillv1.OrderState_ORDER_STATE_HELD)
-		case ledger.VerdictConflict:
-			return order(outcome.Standing, seckillv1.OrderState_ORDER_STATE_PERSISTED)
-		case ledger.VerdictRejected:
-			return order(at, seckillv1.OrderState_ORDER_STATE_REJECTED)
-		case ledger.VerdictCancelled:
-			return order(at, seckillv1.OrderState_ORDER_STATE_CANCELLED)
+	ended := func(at orderid.Position, userID int64) (orderid.Position, seckillv1.OrderState, bool) {
+		if at.Seq == 0 || at.Seq != found.OutcomeSeq || at.Epoch != found.Epoch || found.Outcome.UserID != userID {
+			return at, 0, false
 		}
+		if found.Outcome.Verdict == ledger.VerdictConflict {
+			return found.Outcome.Standing, seckillv1.OrderState_ORDER_STATE_PERSISTED, true
+		}
+		state, known := outcomeStates[found.Outcome.Verdict]
+		return at, state, known
+	}
+	if mark := found.Mark; mark != nil && (at.Seq == 0 || mark.Position(at.VoucherID) == at) {
+		at = mark.Position(at.VoucherID)
+		if mark.State == ledger.MarkAdmitted {
+			// Of an entry that could not be read nobody knows the users: its orders
+			// ended as those of user 0, and the marks are left as they were.
+			if at, state, ok := ended(at, 0); ok {
+				return order(at, state)
+			}
+		}
+		return order(at, markStates[mark.State])
+	}
+	if at, state, ok := ended(at, userID); ok {
+		return order(at, state)
 	}
 	switch {
 	case found.Refusal != nil:

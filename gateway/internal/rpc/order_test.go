@@ -84,6 +84,76 @@ func TestGetOrder_OfOutcomes(t *testing.T) {
 	}
 }
 
+// After an operator's decision about a held order: by voucher there is an order
+// or none, by order_id there is what it came to.
+func TestGetOrder_OfHeldOrdersThatWereDecided(t *testing.T) {
+	standing := orderid.Position{VoucherID: 7, Epoch: 1, Seq: 900}
+	for name, c := range map[string]struct {
+		verdict   ledger.Verdict
+		state     seckillv1.OrderState
+		byVoucher bool
+	}{
+		"requeued":  {ledger.VerdictPersisted, seckillv1.OrderState_ORDER_STATE_PERSISTED, true},
+		"cancelled": {ledger.VerdictCancelled, seckillv1.OrderState_ORDER_STATE_CANCELLED, false},
+		"conflict":  {ledger.VerdictConflict, seckillv1.OrderState_ORDER_STATE_PERSISTED, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEdge(t)
+			v := e.sell(t, 7, 2)
+			id := e.grab(t, 1, 7).Order.OrderId
+			e.settle(t, v, ledger.Settled{UserID: 1, Seq: 1, Verdict: ledger.VerdictHeld})
+			e.requireOrder(t, byVoucher(1, 7), id, seckillv1.OrderState_ORDER_STATE_HELD)
+			again := e.grab(t, 1, 7)
+			require.True(t, again.Replayed)
+			require.Equal(t, seckillv1.OrderState_ORDER_STATE_HELD, again.Order.State)
+
+			r := ledger.Resolution{Partition: v.Partition, Position: orderid.Position{VoucherID: 7, Epoch: 1, Seq: 1}, UserID: 1, Verdict: c.verdict}
+			want := id
+			if c.verdict == ledger.VerdictConflict {
+				r.Standing, want = standing, e.ids.Encode(standing)
+			}
+			done, err := ledger.Resolve(context.Background(), e.client, r)
+			require.NoError(t, err)
+			require.True(t, done)
+			e.requireOrder(t, byID(1, id), want, c.state)
+			if c.byVoucher {
+				e.requireOrder(t, byVoucher(1, 7), want, c.state)
+				return
+			}
+			_, err = e.GetOrder(t.Context(), byVoucher(1, 7))
+			requireStatus(t, err, codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_ORDER_NOT_FOUND)
+			require.False(t, e.grab(t, 1, 7).Replayed, "the right to buy came back")
+		})
+	}
+}
+
+// An entry that nobody could read is held for its positions, and its users are
+// not known: whoever has a mark there hears what became of it, nobody else.
+func TestGetOrder_OfAnEntryThatCouldNotBeRead(t *testing.T) {
+	e := newEdge(t)
+	v := e.sell(t, 7, 2)
+	id := e.grab(t, 1, 7).Order.OrderId
+	for _, request := range []*seckillv1.GetOrderRequest{byVoucher(1, 7), byID(1, id)} {
+		e.requireOrder(t, request, id, seckillv1.OrderState_ORDER_STATE_PENDING)
+	}
+	e.settle(t, v, ledger.Settled{UserID: 0, Seq: 1, Verdict: ledger.VerdictHeld})
+	for _, request := range []*seckillv1.GetOrderRequest{byVoucher(1, 7), byID(1, id)} {
+		e.requireOrder(t, request, id, seckillv1.OrderState_ORDER_STATE_HELD)
+	}
+	done, err := ledger.Resolve(context.Background(), e.client, ledger.Resolution{
+		Partition: v.Partition, Position: orderid.Position{VoucherID: 7, Epoch: 1, Seq: 1}, Verdict: ledger.VerdictCancelled,
+	})
+	require.NoError(t, err)
+	require.True(t, done)
+	for _, request := range []*seckillv1.GetOrderRequest{byVoucher(1, 7), byID(1, id)} {
+		e.requireOrder(t, request, id, seckillv1.OrderState_ORDER_STATE_CANCELLED)
+	}
+	for _, request := range []*seckillv1.GetOrderRequest{byVoucher(2, 7), byID(2, id)} {
+		_, err := e.GetOrder(t.Context(), request)
+		requireStatus(t, err, codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_ORDER_NOT_FOUND)
+	}
+}
+
 func TestGetOrder_NotTheCallers(t *testing.T) {
 	e := newEdge(t)
 	e.sell(t, 7, 10)

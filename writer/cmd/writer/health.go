@@ -94,12 +94,13 @@ func (m *monitor) watch(ctx context.Context, database, redis func(context.Contex
 	}
 }
 
-// publish sets what grpc.health.v1 answers: the whole and VoucherService serve
+// publish sets what grpc.health.v1 answers: the whole and both services serve
 // while both servers answer, a partition while gateways may admit.
 func (m *monitor) publish() {
 	serving := m.report().Serving
 	m.server.SetServing("", serving)
 	m.server.SetServing(seckillv1.VoucherService_ServiceDesc.ServiceName, serving)
+	m.server.SetServing(seckillv1.WriterService_ServiceDesc.ServiceName, serving)
 	if w := m.working.Load(); w != nil {
 		for _, p := range w.guardian.Status() {
 			m.server.SetServing(rpcserver.PartitionService(p.Partition), p.Open)

@@ -83,10 +83,13 @@ func run(ctx context.Context, cfg settings, log *slog.Logger) error {
 	}
 
 	service := rpc.New(rpc.Options{Vouchers: store, OrderIDs: codec, Logger: log})
-	server, err := newServer(cfg, service, log, registry)
+	server, err := newServer(cfg, log, registry)
 	if err != nil {
 		return err
 	}
+	operators := rpc.NewWriter(rpc.WriterOptions{Store: store, OrderIDs: codec, Logger: log, Draining: server.Draining()})
+	seckillv1.RegisterVoucherServiceServer(server.GRPC(), service)
+	seckillv1.RegisterWriterServiceServer(server.GRPC(), operators)
 	monitor := newMonitor(server)
 	admin := telemetry.NewAdmin(cfg.Admin, registry, monitor.report, log)
 	if err := errors.Join(server.Listen(), admin.Listen()); err != nil {
@@ -119,6 +122,9 @@ func run(ctx context.Context, cfg settings, log *slog.Logger) error {
 		}
 		service.Bind(rpc.Ledger{
 			Client: redis.calls, Partitions: redis.db.partitions, Carrier: parts.guardian, Reckoner: parts.reckoner,
+		})
+		operators.Bind(rpc.WriterLedger{
+			Client: redis.calls, Partitions: redis.db.partitions, Guardian: parts.guardian, Pipeline: parts.pipeline,
 		})
 		monitor.working.Store(&working{guardian: parts.guardian, pipeline: parts.pipeline})
 		start(&keeping, keep, parts.guardian.Run)
@@ -162,8 +168,8 @@ func run(ctx context.Context, cfg settings, log *slog.Logger) error {
 	}
 }
 
-func newServer(cfg settings, service *rpc.Service, log *slog.Logger, registerer prometheus.Registerer) (*rpcserver.Server, error) {
-	server, err := rpcserver.New(rpcserver.Options{
+func newServer(cfg settings, log *slog.Logger, registerer prometheus.Registerer) (*rpcserver.Server, error) {
+	return rpcserver.New(rpcserver.Options{
 		Addr:            cfg.Listen,
 		Settings:        cfg.Server,
 		DefaultDeadline: cfg.DefaultDeadline,
@@ -173,11 +179,6 @@ func newServer(cfg settings, service *rpc.Service, log *slog.Logger, registerer 
 		Logger:          log,
 		Registerer:      registerer,
 	})
-	if err != nil {
-		return nil, err
-	}
-	seckillv1.RegisterVoucherServiceServer(server.GRPC(), service)
-	return server, nil
 }
 
 // connected are the clients of Redis, and what the database said before.

@@ -252,6 +252,7 @@ func TestServe_StartsWithoutServersAndRecovers(t *testing.T) {
 	require.NoError(t, redis.Restart(ctx))
 	w.await(t, service, "SERVING")
 	w.await(t, "", "SERVING")
+	w.await(t, "seckill.v1.WriterService", "SERVING")
 	w.await(t, "seckill.partition.0", "SERVING")
 	w.await(t, "seckill.partition.1", "SERVING")
 	status, parts = w.healthz(t)

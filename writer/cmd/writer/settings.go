@@ -22,7 +22,7 @@ import (
 
 // settings are the flags of serve, and of check-config, which checks them.
 type settings struct {
-	Listen string `env:"SECKILL_LISTEN" default:":7071" help:"Where VoucherService, health and reflection are served."`
+	Listen string `env:"SECKILL_LISTEN" default:":7071" help:"Where VoucherService, WriterService, health and reflection are served."`
 	Admin  string `env:"SECKILL_ADMIN" default:"127.0.0.1:7081" help:"Where /metrics, /healthz and pprof are served; it knows no users."`
 
 	databaseSettings `embed:""`

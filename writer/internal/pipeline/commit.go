@@ -159,7 +159,10 @@ func (p *Pipeline) persist(working, stopping context.Context, entries []ledger.E
 				p.Alarm.VoucherFault(orders[i].VoucherID, "orders were admitted of a voucher that the database does not have")
 				reason = "the database has no such voucher"
 			case orderstore.Unstorable:
-				reason = "the database refuses it: " + verdict.Err.Error()
+				// The driver's words are for the log: the reason is shown to callers.
+				reason = "the database refuses it"
+				p.Logger.Error("the database refuses an order", telemetry.KeyVoucherID, orders[i].VoucherID, telemetry.KeyEpoch, orders[i].Epoch,
+					telemetry.KeySeq, orders[i].Seq, telemetry.KeyErr, verdict.Err)
 			default:
 				continue
 			}

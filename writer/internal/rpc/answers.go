@@ -49,6 +49,11 @@ func (s *Service) databaseError(ctx context.Context, doing string, id int64, err
 		// Validation should have said so by field: a gap in it, not the caller's fault.
 		return rpcserver.Error(codes.Internal, seckillv1.ErrorReason_ERROR_REASON_INTERNAL, "the database refuses these values")
 	}
+	return databaseStatus(err)
+}
+
+// databaseStatus is for an error of the database that is nothing of the above.
+func databaseStatus(err error) error {
 	msg := "the database cannot answer now"
 	if errors.Is(err, orderstore.ErrNotMigrated) {
 		msg = "the database is not migrated"
@@ -63,6 +68,10 @@ func (s *Service) redisError(ctx context.Context, doing string, id int64, err er
 		return status.FromContextError(ctx.Err()).Err()
 	}
 	s.log.ErrorContext(ctx, "ledger error in a call", "doing", doing, telemetry.KeyVoucherID, id, telemetry.KeyErr, err)
+	return redisStatus(err)
+}
+
+func redisStatus(err error) error {
 	reason, msg := ledgerReason(err)
 	return rpcserver.Error(codes.Unavailable, reason, msg, rpcserver.WithRetryAfter(retryAfter))
 }
@@ -133,6 +142,12 @@ func (s *Service) busyOpening(ctx context.Context) error {
 	return rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
 		"other vouchers are being opened, and the look at redis' memory did not come to this one; nothing was changed",
 		rpcserver.WithRetryAfter(retryAfter))
+}
+
+func windowOver(v orderstore.Voucher) error {
+	return rpcserver.Error(codes.FailedPrecondition, seckillv1.ErrorReason_ERROR_REASON_VOUCHER_STATE,
+		fmt.Sprintf("voucher %d cannot be opened: its end_time %s has passed", v.ID, v.EndAt.UTC().Format(time.RFC3339Nano)),
+		rpcserver.WithMetadata("state", v.State))
 }
 
 func outOfMemory(v orderstore.Voucher, need, left, promised int64, server ledger.Server) error {

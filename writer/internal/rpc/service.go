@@ -1,11 +1,14 @@
-// Package rpc is the edge of the writer: VoucherService. It validates, changes
-// the database, has the ledger brought to what the database says, and shapes
-// the answer.
+// Package rpc is the edge of the writer: VoucherService and WriterService. It
+// validates, changes the database, has the ledger brought to what the database
+// says, and shapes the answer.
 //
-// Read in this order: service.go (the calls), validate.go (what a request may
-// hold), memory.go (whether a voucher fits into Redis), page.go (page tokens),
-// shape.go (what a voucher and its books look like) and answers.go (which error
-// becomes which status).
+// Read in this order: service.go (the calls of VoucherService), validate.go (what
+// a request may hold), memory.go (whether a voucher fits into Redis), page.go
+// (page tokens), shape.go (what a voucher and its books look like) and answers.go
+// (which error becomes which status); then writer.go (the calls of WriterService
+// that read the database), backlog.go, resolve.go (what operators decide about
+// dead letters), query.go (what a request may hold), cursor.go (page tokens) and
+// writershape.go (what orders and dead letters look like).
 package rpc
 
 import (
@@ -190,6 +193,9 @@ func (s *Service) open(ctx, call context.Context, l *Ledger, id int64) (ordersto
 	// Any other state needs no more memory than it has: it is open already, or
 	// the step is refused.
 	if v.State == orderstore.StateDraft {
+		if err := s.checkWindow(ctx, call, l, v); err != nil {
+			return orderstore.Voucher{}, err
+		}
 		if err := s.checkMemory(ctx, call, l, v); err != nil {
 			return orderstore.Voucher{}, err
 		}
@@ -198,6 +204,19 @@ func (s *Service) open(ctx, call context.Context, l *Ledger, id int64) (ordersto
 		return orderstore.Voucher{}, s.databaseError(ctx, "opening a voucher", id, err)
 	}
 	return v, nil
+}
+
+// checkWindow refuses a sale that is over before it begins, by the clock that
+// decides about its Grabs.
+func (s *Service) checkWindow(ctx, call context.Context, l *Ledger, v orderstore.Voucher) error {
+	now, err := redisClock(call, l.Client)
+	if err != nil {
+		return s.redisError(ctx, "opening a voucher", v.ID, err)
+	}
+	if !now.Before(v.EndAt) {
+		return windowOver(v)
+	}
+	return nil
 }
 
 // PauseVoucher stops an OPEN voucher for a while.

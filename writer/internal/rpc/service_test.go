@@ -344,6 +344,34 @@ func TestList_RefusesTokensAndSizesThatItNeverGave(t *testing.T) {
 	}
 }
 
+// A sale whose window is over could never sell anything.
+func TestOpen_RefusesAWindowThatIsOver(t *testing.T) {
+	s := newStack(t, 1)
+	ctx := context.Background()
+	end := time.Now().Add(-time.Second).Truncate(time.Millisecond)
+	_, err := s.CreateVoucher(ctx, &seckillv1.CreateVoucherRequest{
+		VoucherId: 1, Total: 1, BeginTime: timestamppb.New(end.Add(-time.Hour)), EndTime: timestamppb.New(end),
+	})
+	require.NoError(t, err)
+	_, err = steps["Open"](ctx, s, 1)
+	st := requireStatus(t, err, codes.FailedPrecondition, seckillv1.ErrorReason_ERROR_REASON_VOUCHER_STATE)
+	require.Contains(t, st.Message(), "end_time "+end.UTC().Format(time.RFC3339Nano))
+	require.Equal(t, "DRAFT", metadata(t, err)["state"])
+	v := s.get(t, 1)
+	require.Equal(t, seckillv1.VoucherState_VOUCHER_STATE_DRAFT, v.GetState())
+	require.Zero(t, v.GetRev())
+
+	// One that is on sale stays what it is: the call is safe to repeat.
+	soon := time.Now().Add(1500 * time.Millisecond)
+	_, err = s.CreateVoucher(ctx, &seckillv1.CreateVoucherRequest{
+		VoucherId: 2, Total: 1, BeginTime: timestamppb.New(end), EndTime: timestamppb.New(soon),
+	})
+	require.NoError(t, err)
+	s.step(t, "Open", 2)
+	require.Eventually(t, func() bool { return time.Now().After(soon) }, patience, pollTime)
+	s.step(t, "Open", 2)
+}
+
 func TestOpen_RefusesWhatDoesNotFitIntoRedisMemory(t *testing.T) {
 	s := newStack(t, 2, "--maxmemory 40mb")
 	ctx := context.Background()
