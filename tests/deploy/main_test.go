@@ -42,13 +42,13 @@ func read(t testing.TB, name string) string {
 	return string(text)
 }
 
-// binary is a built gateway or writer.
+// binary is a built gateway, writer or seckillctl.
 func binary(t testing.TB, name string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	dir, err := devstack.Build(ctx, nil, devstack.BuildOptions{},
-		"github.com/seckill/seckill/gateway/cmd/gateway", "github.com/seckill/seckill/writer/cmd/writer")
+		"github.com/seckill/seckill/gateway/cmd/gateway", "github.com/seckill/seckill/gateway/cmd/seckillctl", "github.com/seckill/seckill/writer/cmd/writer")
 	require.NoError(t, err)
 	return filepath.Join(dir, name)
 }

@@ -34,7 +34,7 @@ func flagsOf(t testing.TB, help string) []flagRow {
 	for line := range strings.Lines(help) {
 		if found := helpLine.FindStringSubmatch(strings.TrimRight(line, "\n")); found != nil && found[1] != "--version" {
 			row := flagRow{flag: found[1], env: found[4], meaning: strings.TrimSuffix(found[3], ".")}
-			if found[2] != strings.ToUpper(found[2]) || regexp.MustCompile(`^\d+$`).MatchString(found[2]) {
+			if strings.HasPrefix(found[2], `"`) || found[2] != strings.ToUpper(found[2]) || regexp.MustCompile(`^\d+$`).MatchString(found[2]) {
 				row.preset = strings.Trim(found[2], `"`)
 			}
 			rows = append(rows, row)
@@ -62,7 +62,10 @@ func table(t testing.TB, program, command string) string {
 	help, code := run(t, []string{"COLUMNS=1000"}, binary(t, program), command, "--help")
 	require.Zero(t, code, help)
 	require.NotEmpty(t, flagsOf(t, help), help)
-	inForce := presets(t, program)
+	var inForce map[string]string
+	if program != "seckillctl" { // which has no settings of a server
+		inForce = presets(t, program)
+	}
 	var b strings.Builder
 	b.WriteString("| flag | environment | default | meaning |\n|---|---|---|---|\n")
 	code2 := func(text string) string {
@@ -80,6 +83,21 @@ func table(t testing.TB, program, command string) string {
 	return b.String()
 }
 
+// commandTable is what --help lists of a program's commands.
+func commandTable(t testing.TB, program string) string {
+	t.Helper()
+	help, code := run(t, []string{"COLUMNS=1000"}, binary(t, program), "--help")
+	require.Zero(t, code, help)
+	lines := regexp.MustCompile(`(?m)^  (\w\S*(?: \S+)?) {2,}(.+)$`).FindAllStringSubmatch(help, -1)
+	require.NotEmpty(t, lines, help)
+	var b strings.Builder
+	b.WriteString("| command | does |\n|---|---|\n")
+	for _, line := range lines {
+		fmt.Fprintf(&b, "| `%s` | %s |\n", line[1], strings.TrimSuffix(line[2], "."))
+	}
+	return b.String()
+}
+
 func TestReadme_FlagTablesAreThoseOfTheBinaries(t *testing.T) {
 	text := read(t, "README.md")
 	blocks := regexp.MustCompile(`(?s)<!-- flags: (\w+) (\S+) -->\n(.*?)<!-- end -->\n`)
@@ -93,10 +111,38 @@ func TestReadme_FlagTablesAreThoseOfTheBinaries(t *testing.T) {
 		}
 		return "<!-- flags: " + found[1] + " " + found[2] + " -->\n" + want + "<!-- end -->\n"
 	})
-	require.Equal(t, map[string]bool{"gateway serve": true, "writer serve": true, "writer migrate": true}, seen)
+	require.Equal(t, map[string]bool{"gateway serve": true, "writer serve": true, "writer migrate": true, "seckillctl backlog": true}, seen)
+	commands := regexp.MustCompile(`(?s)<!-- commands: seckillctl -->\n(.*?)<!-- end -->\n`)
+	found := commands.FindStringSubmatch(updated)
+	require.NotNil(t, found)
+	want := commandTable(t, "seckillctl")
+	if !*update {
+		require.Equal(t, want, found[1], "run: go test ./tests/deploy -run Readme -update")
+	}
+	updated = strings.Replace(updated, found[0], "<!-- commands: seckillctl -->\n"+want+"<!-- end -->\n", 1)
 	if *update {
 		require.NoError(t, os.WriteFile(path(t, "README.md"), []byte(updated), 0o644))
 	}
+}
+
+// Every seckillctl line of the documents, in code of either form, is one that it
+// understands: where it would not, it says so before it shows its help.
+func TestDocuments_NameCommandsThatSeckillctlUnderstands(t *testing.T) {
+	program := binary(t, "seckillctl")
+	lines := 0
+	for _, document := range documents(t) {
+		for _, found := range regexp.MustCompile("(?m)(?:^    |`)seckillctl (\\w[^`#>\n]*)").FindAllStringSubmatch(read(t, document), -1) {
+			lines++
+			var args []string
+			for _, word := range regexp.MustCompile(`"[^"]*"|\S+`).FindAllString(found[1], -1) {
+				args = append(args, strings.Trim(word, `"`))
+			}
+			out, code := run(t, nil, program, append(args, "--help")...)
+			require.Zero(t, code, "%s: seckillctl %s\n%s", document, found[1], out)
+			require.Contains(t, out, "Usage: seckillctl "+args[0], "%s: seckillctl %s", document, found[1])
+		}
+	}
+	require.Greater(t, lines, 10)
 }
 
 // documents are all pages, by their names in the repository.
@@ -149,10 +195,17 @@ func TestRunbook_HasEveryReasonOfTheGuardian(t *testing.T) {
 	runbook := read(t, "docs/runbook.md")
 	reasons := 0
 	var missing []string
-	for _, file := range []string{"writer/internal/guardian/keeper.go", "writer/internal/guardian/check.go"} {
+	for _, file := range []string{
+		"writer/internal/guardian/keeper.go", "writer/internal/guardian/open.go", "writer/internal/guardian/watch.go",
+		"writer/internal/guardian/check.go", "writer/internal/pipeline/reader.go", "writer/internal/pipeline/commit.go",
+	} {
 		parsed, err := parser.ParseFile(token.NewFileSet(), path(t, file), nil, 0)
 		require.NoError(t, err)
-		ast.Inspect(parsed, func(node ast.Node) bool {
+		root := []ast.Node{parsed}
+		if strings.Contains(file, "/pipeline/") {
+			root = alarms(parsed) // all else that it says is no reason to close
+		}
+		inspect := func(node ast.Node) bool {
 			if call, ok := node.(*ast.CallExpr); ok {
 				if f, ok := call.Fun.(*ast.SelectorExpr); ok {
 					on, _ := f.X.(*ast.SelectorExpr)
@@ -176,10 +229,49 @@ func TestRunbook_HasEveryReasonOfTheGuardian(t *testing.T) {
 				}
 			}
 			return true
-		})
+		}
+		for _, node := range root {
+			ast.Inspect(node, inspect)
+		}
 	}
 	require.Empty(t, missing)
-	require.Greater(t, reasons, 20)
+	require.Greater(t, reasons, 25)
+}
+
+// alarms are the calls by which a pipeline asks for a partition or a voucher to
+// be closed.
+func alarms(file *ast.File) (calls []ast.Node) {
+	ast.Inspect(file, func(node ast.Node) bool {
+		if call, ok := node.(*ast.CallExpr); ok {
+			if f, ok := call.Fun.(*ast.SelectorExpr); ok && (f.Sel.Name == "PartitionFault" || f.Sel.Name == "VoucherFault") {
+				calls = append(calls, call)
+			}
+		}
+		return true
+	})
+	return calls
+}
+
+// Every point at which tests kill a process has its row in failure-modes.md.
+func TestFailureModes_HaveEveryCrashPoint(t *testing.T) {
+	page := read(t, "docs/failure-modes.md")
+	points := regexp.MustCompile(`Point = "([\w.]+)"`).FindAllStringSubmatch(read(t, "pkg/faultpoint/faultpoint.go"), -1)
+	require.Greater(t, len(points), 5)
+	for _, point := range points {
+		require.Contains(t, page, "`"+point[1]+"`")
+	}
+}
+
+// Every rule of the books stands in the table of the architecture, and in the
+// runbook with what to look at.
+func TestDocuments_HaveEveryRuleOfTheBooks(t *testing.T) {
+	rules := regexp.MustCompile(`\tRule\w+ = "(\w+)"`).FindAllStringSubmatch(read(t, "writer/internal/books/books.go"), -1)
+	require.Greater(t, len(rules), 10)
+	for _, rule := range rules {
+		for _, document := range []string{"docs/architecture.md", "docs/runbook.md"} {
+			require.Contains(t, read(t, document), "`"+rule[1]+"`", document)
+		}
+	}
 }
 
 func testNames(t testing.TB) map[string]bool {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/seckill/seckill/pkg/devstack"
 	"github.com/seckill/seckill/pkg/ledger"
+	"github.com/seckill/seckill/pkg/orderid"
 	"github.com/seckill/seckill/pkg/redisconn"
 )
 
@@ -202,7 +203,7 @@ func TestRedisUsers_GatewayDoesItsWorkAndNoMore(t *testing.T) {
 	loaded, err := ledger.AdmitLoaded(ctx, gateway, partition, epoch)
 	require.NoError(t, err)
 	require.True(t, loaded)
-	require.NoError(t, ledger.ReportFault(ctx, gateway, partition, "seen"))
+	require.NoError(t, ledger.ReportFault(ctx, gateway, partition, ledger.FaultRewound, "seen"))
 	_, err = gateway.Do(ctx, gateway.B().Time().Build()).AsIntSlice()
 	require.NoError(t, err)
 
@@ -239,21 +240,21 @@ func TestRedisUsers_WriterDoesItsWorkAndNoMore(t *testing.T) {
 	listening, stop := context.WithCancel(ctx)
 	heard, ended := make(chan string, 1), make(chan error, 1)
 	go func() {
-		ended <- ledger.ListenFaults(listening, writer, 8, func(_ int, text string) {
+		ended <- ledger.ListenFaults(listening, writer, 8, func(_ int, kind ledger.FaultKind, text string) {
 			select {
-			case heard <- text:
+			case heard <- string(kind) + " " + text:
 			default:
 			}
 		})
 	}()
 	// A message reaches only those who listen already.
 	require.Eventually(t, func() bool {
-		if err := ledger.ReportFault(ctx, gateway, partition, "seen"); err != nil {
+		if err := ledger.ReportFault(ctx, gateway, partition, ledger.FaultRewound, "seen"); err != nil {
 			return false
 		}
 		select {
 		case text := <-heard:
-			return text == "seen"
+			return text == "rewound seen"
 		default:
 			return false
 		}
@@ -296,12 +297,62 @@ func TestRedisUsers_WriterDoesItsWorkAndNoMore(t *testing.T) {
 		require.NoError(t, result[0].Err, string(rune(verdicts[i])))
 		require.True(t, result[0].Settled)
 	}
+	// What an operator decided about the one that is held.
+	resolved, err := ledger.Resolve(ctx, writer, ledger.Resolution{
+		Partition: partition, UserID: 2, Verdict: ledger.VerdictCancelled,
+		Position: orderid.Position{VoucherID: voucherID, Epoch: epoch, Seq: 2},
+	})
+	require.NoError(t, err)
+	require.True(t, resolved)
 	books, err := ledger.ReadBooks(ctx, writer, partition, epoch, voucherID)
 	require.NoError(t, err)
 	require.Zero(t, books.InFlight())
+
+	// A writer that stops hands its entries back, entries of nobody are delivered
+	// again, and what stands for no order is discarded.
+	_, err = admit(ctx, gateway, 101)
+	require.NoError(t, err)
+	raw, err = ledger.ReadNew(ctx, writer, partition, epoch, "three", 1, 0)
+	require.NoError(t, err)
+	require.Len(t, raw, 1)
+	pending, err := ledger.PendingIDs(ctx, writer, partition, epoch, "three", 10)
+	require.NoError(t, err)
+	require.Equal(t, []string{raw[0].ID}, pending)
+	handed, err := ledger.Release(ctx, writer, partition, epoch, "three", time.Second, pending)
+	require.NoError(t, err)
+	require.Equal(t, 1, handed)
+	backlog, err := ledger.ReadBacklog(ctx, writer, partition, epoch)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, backlog.Pending)
+	orphans, err := ledger.Orphans(ctx, writer, partition, epoch, 10)
+	require.NoError(t, err)
+	require.Empty(t, orphans)
+	require.NoError(t, ledger.RedeliverAll(ctx, writer, partition, epoch))
+	raw, err = ledger.ReadNew(ctx, writer, partition, epoch, "three", 1, 0)
+	require.NoError(t, err)
+	require.Len(t, raw, 1)
+	again := ledger.Settle(ctx, writer, []ledger.Settlement{{
+		Partition: partition, EntryID: raw[0].ID, Epoch: epoch, VoucherID: voucherID,
+		Orders: []ledger.Settled{{UserID: 101, Seq: int64(len(verdicts)) + 1, Verdict: ledger.VerdictPersisted}},
+	}})
+	require.NoError(t, again[0].Err)
+	require.True(t, again[0].Settled)
+	require.Regexp(t, `^\$`, d.ask("gateway", "XADD", ledger.OrdersKey(partition, epoch), "*", "stands", "for nothing"))
+	raw, err = ledger.ReadNew(ctx, writer, partition, epoch, "three", 1, 0)
+	require.NoError(t, err)
+	require.Len(t, raw, 1)
+	discarded, err := ledger.Discard(ctx, writer, partition, epoch, raw[0].ID)
+	require.NoError(t, err)
+	require.True(t, discarded)
+	require.Eventually(t, func() bool {
+		gone, err := ledger.RemoveIdleConsumer(ctx, writer, partition, epoch, "three", time.Millisecond)
+		require.NoError(t, err)
+		return gone
+	}, patience, 10*time.Millisecond)
+	require.NoError(t, ledger.TunePartition(ctx, writer, partition, epoch, 2000, ledger.DurabilityStrict))
 	consumers, err := ledger.PendingByConsumer(ctx, writer, partition, epoch)
 	require.NoError(t, err)
-	require.Len(t, consumers, 2)
+	require.Len(t, consumers, 3, "one, two and the one that entries are handed back to")
 	removed, err := ledger.RemoveConsumer(ctx, writer, partition, epoch, "one")
 	require.NoError(t, err)
 	require.True(t, removed)
@@ -319,7 +370,7 @@ func TestRedisUsers_WriterDoesItsWorkAndNoMore(t *testing.T) {
 		{"ACL", "SETUSER", "writer", "+@all"}, {"CLIENT", "KILL", "TYPE", "normal"}, {"REPLICAOF", "NO", "ONE"}, {"MONITOR"},
 		{"KEYS", "*"}, {"DEL", meta}, {"RENAME", meta, orders}, {"EXPIRE", meta, "1"}, {"RESTORE", meta, "0", "x"},
 		{"XADD", orders, "*", "a", "b"}, {"XTRIM", orders, "MAXLEN", "0"}, {"XGROUP", "DESTROY", orders, ledger.Group},
-		{"XGROUP", "SETID", orders, ledger.Group, "$"}, {"XSETID", orders, "1-1"},
+		{"XSETID", orders, "1-1"},
 		{"HSET", "other", "a", "b"}, {"SUBSCRIBE", "other"}, {"PUBLISH", ledger.FaultsChannel(partition), "x"},
 	})
 }

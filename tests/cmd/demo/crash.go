@@ -14,8 +14,10 @@ const (
 	// The crash happens in the middle of the sale. From this share of it on, a
 	// writer is caught that happens to hold orders. At the second share users wait
 	// until one is caught or the voucher's row is held, which makes a writer hold
-	// the orders that follow: so one is caught in any sale, on any machine.
-	crashFrom, crashForced = 0.25, 0.6
+	// the orders that follow: so one is caught in any sale, on any machine. At the
+	// third share the others wait until it is killed: so it is in the middle also
+	// of a sale that would be over at once.
+	crashFrom, crashForced, crashBy = 0.25, 0.6, 0.8
 	// settling is the time in which what a writer had sent before it was stopped
 	// reaches Redis.
 	settling = 40 * time.Millisecond
@@ -49,10 +51,8 @@ type crash struct {
 	stack    *stack.Stack
 	expected int64 // orders of the whole sale
 	out      *progress
-	sold     chan struct{} // closed when all users have their answer
-	middle   chan struct{} // closed when users wait
-	ready    chan struct{} // closed when they need not, by openGate
-	goOn     sync.Once
+	middle   *gate // users wait for a victim, or for the row to be held
+	late     *gate // users wait for the kill
 
 	release func() // gives the voucher's row free; nil: it is not held
 	victim  *stack.Process
@@ -64,24 +64,48 @@ type crash struct {
 func newCrash(s *stack.Stack, expected int64, out *progress) *crash {
 	return &crash{
 		stack: s, expected: expected, out: out,
-		sold: make(chan struct{}), middle: make(chan struct{}), ready: make(chan struct{}),
+		middle: newGate(), late: newGate(),
 	}
 }
 
-// visitsBefore is how many visits come before the gate. No more orders than
-// that are admitted by then, so the others are still to come.
-func (c *crash) visitsBefore() int64 { return int64(crashForced * float64(c.expected)) }
+// gates are where users wait: no more orders are admitted before middle than its
+// share, so the others are still to come; and of the visits between the two, one
+// at least is a user's first.
+func (c *crash) gates(visits []visit) (middle, late int) {
+	middle = int(crashForced * float64(c.expected))
+	seen := make(map[int64]bool)
+	for _, v := range visits[:middle] {
+		seen[v.user] = true
+	}
+	for late = middle; late < len(visits); late++ {
+		if first := !seen[visits[late].user]; first {
+			late++
+			break
+		}
+	}
+	return middle, min(max(late, int(crashBy*float64(c.expected))), len(visits))
+}
 
-// gate tells the crash that users wait, and waits with them. It is called once.
-func (c *crash) gate(ctx context.Context) {
-	close(c.middle)
+// gate is where users wait.
+type gate struct {
+	reached, opened chan struct{}
+	open            func()
+}
+
+func newGate() *gate {
+	g := &gate{reached: make(chan struct{}), opened: make(chan struct{})}
+	g.open = sync.OnceFunc(func() { close(g.opened) })
+	return g
+}
+
+// wait tells that users wait, and waits with them. It is called once.
+func (g *gate) wait(ctx context.Context) {
+	close(g.reached)
 	select {
-	case <-c.ready:
+	case <-g.opened:
 	case <-ctx.Done():
 	}
 }
-
-func (c *crash) openGate() { c.goOn.Do(func() { close(c.ready) }) }
 
 // holdRow locks the voucher's row: no writer can commit orders of it, so
 // whoever reads some holds them. It is what a slow transaction of somebody else
@@ -101,14 +125,15 @@ func (c *crash) giveRowFree() {
 // run waits for the middle of the sale, crashes a writer, and returns when
 // others have taken over what it held. ctx bounds it.
 func (c *crash) run(ctx context.Context) error {
-	defer c.openGate()
+	defer c.late.open()
+	defer c.middle.open()
 	defer c.giveRowFree()
 	for c.victim == nil {
-		if isClosed(c.middle) && c.release == nil {
+		if isClosed(c.middle.reached) && c.release == nil {
 			if err := c.holdRow(ctx); err != nil {
 				return err
 			}
-			c.openGate()
+			c.middle.open()
 		}
 		figures, err := c.stack.Ledger(ctx, voucherID)
 		if err != nil {
@@ -119,14 +144,14 @@ func (c *crash) run(ctx context.Context) error {
 				return err
 			}
 		}
-		if c.victim == nil && isClosed(c.sold) && figures.InFlight() == 0 {
+		if c.victim == nil && isClosed(c.late.reached) && figures.InFlight() == 0 {
 			return errors.New("no writer could be stopped while it held orders: all of them are written")
 		}
 		if !wait(ctx, time.Millisecond) {
 			return fmt.Errorf("waiting for a writer that holds orders: %w", ctx.Err())
 		}
 	}
-	c.openGate()
+	c.middle.open()
 	c.out.event(fmt.Sprintf("%s (pid %d) is stopped (SIGSTOP): it holds %s in %s",
 		c.victim.Name, c.victim.Pid(), counted(c.report.held, "order"), counted(c.report.entries, "entry")))
 	c.giveRowFree()
@@ -137,6 +162,7 @@ func (c *crash) run(ctx context.Context) error {
 	c.victim.Kill()
 	c.killed = time.Now()
 	c.out.event(fmt.Sprintf("%s is killed (SIGKILL)", c.victim.Name))
+	c.late.open()
 	if c.alone() {
 		successor, err := c.stack.StartWriter(ctx)
 		if err != nil {

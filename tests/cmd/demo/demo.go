@@ -81,8 +81,7 @@ func sell(ctx context.Context, s *stack.Stack, cfg settings, crowd *crowd, r *re
 	go func() { crashed <- crash.run(ctx) }()
 
 	out.event("the sale is open")
-	crowd.grabAll(ctx, crash.visitsBefore(), crash.gate)
-	close(crash.sold)
+	crowd.grabAll(ctx, crash)
 	lastGrab := time.Now()
 	if ctx.Err() == nil {
 		out.event(fmt.Sprintf("every user has an answer after %.1f s", crowd.took().Seconds()))

@@ -77,6 +77,8 @@ func TestDemo_Passes(t *testing.T) {
 			require.Equal(t, 0, p.ExitCode())
 			require.Regexp(t, `writer-\d+ \(pid \d+\) is stopped \(SIGSTOP\): it holds \d+ orders? in \d+ entr(y|ies)`, p.Output())
 			require.Regexp(t, `\n\* writer-\d+ is killed \(SIGKILL\)\n`, p.Output())
+			killed, answered := strings.Index(p.Output(), "is killed (SIGKILL)"), strings.Index(p.Output(), "every user has an answer")
+			require.Less(t, killed, answered, "the crash is in the middle of the sale:\n%s", p.Output())
 			require.Regexp(t, `\n  taken over   \d+ orders?, `, p.Output())
 		})
 	}

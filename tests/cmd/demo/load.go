@@ -93,15 +93,18 @@ func plan(users int64) []visit {
 }
 
 // grabAll lets every user Grab and returns when all have their answer or ctx
-// ends. After so many visits the others wait for gate.
-func (c *crowd) grabAll(ctx context.Context, visitsBefore int64, gate func(context.Context)) {
+// ends. On their way they wait at both gates of the crash.
+func (c *crowd) grabAll(ctx context.Context, crash *crash) {
 	visits := plan(c.cfg.Users)
 	c.mu.Lock()
 	c.began = time.Now()
 	c.mu.Unlock()
-	c.grab(ctx, visits[:visitsBefore])
-	gate(ctx)
-	c.grab(ctx, visits[visitsBefore:])
+	middle, late := crash.gates(visits)
+	c.grab(ctx, visits[:middle])
+	crash.middle.wait(ctx)
+	c.grab(ctx, visits[middle:late])
+	crash.late.wait(ctx)
+	c.grab(ctx, visits[late:])
 	c.mu.Lock()
 	c.duration, c.inSale = time.Since(c.began), len(c.latencies)
 	c.mu.Unlock()
