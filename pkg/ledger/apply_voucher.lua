@@ -46,10 +46,14 @@ local stock, opening = whole(voucher[2]), whole(voucher[3])
 if not (stock and opening) then
   return redis.error_reply('LEDGER_FAULT voucher: a field is not a whole number')
 end
-local moved = stock + tonumber(ARGV[6]) - opening
+local units, moved = ARGV[6], stock + tonumber(ARGV[6]) - opening
 if moved < 0 then
-  return redis.error_reply('LEDGER_FAULT voucher: fewer units than were admitted')
+  if ARGV[3] == 'open' then
+    return redis.error_reply('LEDGER_FAULT voucher: fewer units than were admitted')
+  end
+  -- To stop selling must not fail for a wrong number.
+  units, moved = voucher[3], stock
 end
 redis.call('HSET', KEYS[2], 'rev', ARGV[2], 'state', ARGV[3], 'begin_ms', ARGV[4], 'end_ms', ARGV[5],
-  'opening', ARGV[6], 'stock', string.format('%.0f', moved))
+  'opening', units, 'stock', string.format('%.0f', moved))
 return {'APPLIED'}

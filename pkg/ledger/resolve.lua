@@ -52,8 +52,13 @@ if epoch ~= ARGV[1] then
 end
 
 local voucher = redis.call('HMGET', KEYS[2], 'state', 'stock', 'returned', 'removed')
-local mark = redis.call('HGET', KEYS[3], user)
 local outcome = redis.call('HGET', KEYS[4], seq)
+-- A writer may have read the user of an order that another one could not read.
+local holder = outcome and string.match(outcome, '^(%d+):h:$')
+if user == '0' and holder then
+  user = holder
+end
+local mark = redis.call('HGET', KEYS[3], user)
 -- A voucher is archived when all its orders have ended.
 if voucher[1] == 'archived' then
   return {'NO_TOKEN'}
@@ -64,7 +69,7 @@ if not (stock and returned and removed) then
 end
 
 local position = ARGV[1] .. '.' .. seq
-if outcome ~= user .. ':h:' then
+if holder ~= user then
   -- Settling leaves an outcome, or a mark that says persisted.
   if outcome or (verdict == 'p' and mark == position .. 'p') then
     return {'NO_TOKEN'}

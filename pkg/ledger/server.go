@@ -58,10 +58,16 @@ type Server struct {
 // the rewrite that runs now is one of a log that is complete. Who must not mind
 // rewrites keeps the last reading. It does no harm if earlier is the later one.
 func (s Server) Since(earlier Server) Server {
-	if s.Appendonly && s.RunID == earlier.RunID && s.changes == earlier.changes && s.Role == earlier.Role && earlier.AOFComplete {
+	if s.Appendonly && s.Unchanged(earlier) && earlier.AOFComplete {
 		s.AOFComplete = true
 	}
 	return s
+}
+
+// Unchanged tells whether the server is the one of an earlier reading, and nobody
+// has changed a setting or the role between.
+func (s Server) Unchanged(earlier Server) bool {
+	return s.RunID == earlier.RunID && s.changes == earlier.changes && s.Role == earlier.Role
 }
 
 // serverSettings are asked for one by one: a CONFIG GET of several is new in

@@ -39,6 +39,9 @@ const (
 	RuleLedgerFault = "ledger_fault"
 	// RuleLedgerBehind: the ledger has the rev that the database noted it had.
 	RuleLedgerBehind = "ledger_behind"
+	// RuleLedgerRev: the ledger has no rev that the database has not given, and in
+	// the same rev the same state.
+	RuleLedgerRev = "ledger_rev"
 	// RuleLedgerStock: stock + seq == opening + returned.
 	RuleLedgerStock = "ledger_stock"
 	// RuleLedgerBuyers: marks == carried over + seq - removed.

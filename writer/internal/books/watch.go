@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -161,6 +162,12 @@ func (w *Watcher) look(ctx context.Context, voucher orderstore.Voucher, v *watch
 		violations = append(violations, Violation{
 			Rule: RuleLedgerBehind, VoucherID: voucher.ID,
 			Detail: fmt.Sprintf("the ledger has rev %d, the database %d", reading.Rev, voucher.Rev),
+		})
+	}
+	if reading.Rev > voucher.Rev || (reading.Rev == voucher.Rev && string(reading.State) != strings.ToLower(voucher.State)) {
+		violations = append(violations, Violation{
+			Rule: RuleLedgerRev, VoucherID: voucher.ID,
+			Detail: fmt.Sprintf("the ledger is %s by rev %d, the database %s by rev %d", reading.State, reading.Rev, voucher.State, voucher.Rev),
 		})
 	}
 	if ahead > reading.Seq {

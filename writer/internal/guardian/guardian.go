@@ -167,11 +167,11 @@ func (g *Guardian) closeFaulty(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case fault := <-g.voucherFaults:
-			err := g.closeVoucher(ctx, fault)
-			for err != nil && ctx.Err() == nil {
+			if err := g.closeVoucher(ctx, fault); err != nil {
 				g.Logger.Error("closing a faulty voucher; trying on", telemetry.KeyVoucherID, fault.voucherID, telemetry.KeyReason, fault.reason, telemetry.KeyErr, err)
+				// Behind the others: one that cannot be closed must not keep them selling.
+				g.VoucherFault(fault.voucherID, fault.reason)
 				pause(ctx, g.Interval)
-				err = g.closeVoucher(ctx, fault)
 			}
 		}
 	}
@@ -199,7 +199,11 @@ func (g *Guardian) closeVoucher(ctx context.Context, fault voucherFault) error {
 	if voucher.Applied() {
 		return nil
 	}
-	return g.Carry(ctx, voucher)
+	if err := g.Carry(ctx, voucher); err != nil {
+		// Recorded it is, and the guardian of its partition carries it over.
+		g.Logger.Warn("carrying a faulty voucher over to its ledger", telemetry.KeyVoucherID, voucher.ID, telemetry.KeyErr, err)
+	}
+	return nil
 }
 
 // listen hears what gateways report of a partition's ledger.

@@ -213,14 +213,14 @@ func TestGuardian_CheckNamesWhatIsWrong(t *testing.T) {
 		}, "orders_missing: voucher 7: seq [1 2 3 4 5] and more, up to 10"},
 		{"the database's stock", func(f *writertest.Fixture) {
 			f.Exec("ALTER TABLE vouchers DROP CONSTRAINT vouchers_sum")
-			f.Exec("UPDATE vouchers SET stock = stock - 1 WHERE id = 7")
+			f.Exec("UPDATE vouchers SET stock = stock + 1 WHERE id = 7")
 		}, "is not total"},
 		{"a row beyond the ledger", func(f *writertest.Fixture) {
 			f.Exec("INSERT INTO orders (voucher_id, epoch, seq, user_id, admitted_at) VALUES (7, 1, 11, 11, NOW(3))")
 		}, "the database has seq 11, the ledger only 10"},
 		{"a database put back", func(f *writertest.Fixture) {
 			f.Exec("UPDATE vouchers SET rev = 0 WHERE id = 7")
-		}, "the database only 0"},
+		}, "the database OPEN by rev 0"},
 		{"a ledger of a later epoch", func(f *writertest.Fixture) {
 			require.NoError(f.T, f.Do("HSET", ledger.MetaKey(0), "epoch", "2").Error())
 		}, "the database only of 1"},
@@ -259,7 +259,7 @@ func TestGuardian_OpensWhenWhatWasMissingIsBack(t *testing.T) {
 	f.Voucher(g, 7, 100)
 	stop()
 	require.NoError(t, f.Do("SCRIPT", "FLUSH").Error())
-	require.NoError(t, f.Do("HSET", ledger.VoucherKey(0, 1, 7), "stock", "99").Error())
+	require.NoError(t, f.Do("HSET", ledger.VoucherKey(0, 1, 7), "stock", "101").Error())
 	again := f.Guardian()
 	f.Run(again)
 	closed(t, again, 0, "ledger_stock")

@@ -163,8 +163,7 @@ func (k *keeper) observe(ctx context.Context) (Status, error) {
 	defer cancel()
 	// Also where nothing is open: whoever becomes guardian must have seen the
 	// server before.
-	worse, err := k.weakened(ctx)
-	if err != nil {
+	if _, err := k.configuration(ctx); err != nil {
 		return Status{}, err
 	}
 	meta, err := ledger.ReadMeta(ctx, k.Client, k.partition)
@@ -184,6 +183,10 @@ func (k *keeper) observe(ctx context.Context) (Status, error) {
 	}
 	if !status.Open {
 		return status, nil
+	}
+	worse, err := k.weakened(ctx, meta)
+	if err != nil {
+		return status, err
 	}
 	if worse != "" {
 		return k.shut(ctx, status, worse)
@@ -227,7 +230,7 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 	}
 	if meta.Exists && !meta.Open && strings.HasPrefix(meta.Reason, ledger.FaultPrefix) {
 		status.Reason = meta.Reason
-		return status, nil
+		return k.nurse(stepCtx, row, status)
 	}
 	loaded, err := ledger.AdmitLoaded(stepCtx, k.Client, k.partition, row.Epoch)
 	if err != nil {

@@ -161,6 +161,9 @@ type serverReading struct {
 	mu     sync.Mutex
 	at     time.Time
 	server ledger.Server
+	// unsure is the first reading of a server that could not tell whether its log
+	// of writes is complete: it was being rewritten, and there was none before.
+	unsure *ledger.Server
 }
 
 // configuration is never older than an interval.
@@ -176,6 +179,15 @@ func (g *Guardian) configuration(ctx context.Context) (ledger.Server, error) {
 	}
 	// What one reading cannot tell, whether the log of writes is complete, the one
 	// before may.
-	g.reading.at, g.reading.server = time.Now(), server.Since(g.reading.server)
-	return g.reading.server, nil
+	server = server.Since(g.reading.server)
+	switch {
+	case server.AOFComplete:
+		g.reading.unsure = nil
+	case g.reading.server.RunID != server.RunID:
+		g.reading.unsure = &server
+	case g.reading.unsure != nil && !server.Unchanged(*g.reading.unsure):
+		g.reading.unsure = nil
+	}
+	g.reading.at, g.reading.server = time.Now(), server
+	return server, nil
 }

@@ -17,7 +17,7 @@ import (
 // stuck.
 func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledger.Meta) (Status, error) {
 	status := Status{Epoch: row.Epoch, Open: true}
-	if worse, err := k.weakened(ctx); err != nil || worse != "" {
+	if worse, err := k.weakened(ctx, meta); err != nil || worse != "" {
 		if worse != "" {
 			return k.shut(ctx, status, worse)
 		}
@@ -33,40 +33,87 @@ func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledge
 		return status, err
 	}
 	k.metrics.inFlight.WithLabelValues(k.label()).Set(float64(meta.InFlight()))
-	if err := k.tend(ctx, row.Epoch); err != nil {
-		return status, err
-	}
 
 	vouchers, err := k.Store.LiveVouchers(ctx, k.partition)
 	if err != nil {
 		return status, err
 	}
-	carried := make([]orderstore.Voucher, 0, len(vouchers))
+	var carried, waiting []orderstore.Voucher
 	for _, voucher := range vouchers {
 		if voucher.State != orderstore.StateArchived && voucher.Applied() {
 			carried = append(carried, voucher)
-			continue
+		} else {
+			waiting = append(waiting, voucher)
 		}
-		if err := k.Carry(ctx, voucher); err != nil {
+	}
+	// The books first: nothing that follows may keep them from stopping a sale.
+	violations, err := k.watcher.Look(ctx, row.Epoch, carried)
+	if err != nil {
+		return status, err
+	}
+	if status, err = k.act(ctx, status, k.bringForward(ctx, carried, violations)); err != nil || !status.Open {
+		return status, err
+	}
+	for _, voucher := range waiting {
+		if err := k.carryOne(ctx, voucher); err != nil {
 			if errors.Is(err, ledger.ErrMissing) && voucher.LedgerEpoch == row.Epoch {
 				return k.shut(ctx, status, fmt.Sprintf("%svoucher %d: its ledger is missing", ledger.FaultPrefix, voucher.ID))
 			}
 			k.log.Warn("carrying a voucher over to its ledger", telemetry.KeyVoucherID, voucher.ID, telemetry.KeyErr, err)
 		}
 	}
-	violations, err := k.watcher.Look(ctx, row.Epoch, carried)
+	k.tend(ctx, row.Epoch)
+	return status, nil
+}
+
+// nurse is the round of the guardian of a partition that a fault closed: what
+// is in flight still comes to an end, and the books say what is wrong.
+func (k *keeper) nurse(ctx context.Context, row orderstore.Partition, status Status) (Status, error) {
+	if err := ledger.EnsureGroup(ctx, k.Client, k.partition, row.Epoch); err != nil && !errors.Is(err, ledger.ErrNoGroup) {
+		return status, err
+	}
+	vouchers, err := k.Store.LiveVouchers(ctx, k.partition)
 	if err != nil {
 		return status, err
 	}
-	return k.act(ctx, status, k.bringForward(ctx, carried, violations))
+	var made []orderstore.Voucher
+	for _, voucher := range vouchers {
+		if voucher.LedgerEpoch == row.Epoch && voucher.State != orderstore.StateArchived {
+			made = append(made, voucher)
+		}
+	}
+	k.tend(ctx, row.Epoch)
+	violations, err := k.watcher.Look(ctx, row.Epoch, made)
+	if err != nil {
+		return status, err
+	}
+	k.show(&status, violations)
+	return status, nil
+}
+
+// carryTimeout keeps one voucher whose row is locked from taking a whole look.
+const carryTimeout = 2 * time.Second
+
+func (k *keeper) carryOne(ctx context.Context, voucher orderstore.Voucher) error {
+	ctx, cancel := context.WithTimeout(ctx, carryTimeout)
+	defer cancel()
+	return k.Carry(ctx, voucher)
 }
 
 // weakened tells why the server may not go on holding the ledger: its
 // configuration gives less than what gateways promise.
-func (k *keeper) weakened(ctx context.Context) (reason string, err error) {
+func (k *keeper) weakened(ctx context.Context, meta ledger.Meta) (reason string, err error) {
 	server, err := k.configuration(ctx)
 	if err != nil {
 		return "", err
+	}
+	k.reading.mu.Lock()
+	unsure := k.reading.unsure != nil
+	k.reading.mu.Unlock()
+	if unsure && meta.Open && meta.RunID == server.RunID && meta.Durability == ledger.DurabilityStrict {
+		// This process has just come and cannot tell; whoever opened the partition on
+		// this server could.
+		server.AOFComplete = true
 	}
 	if _, err := k.judge(server); err != nil {
 		return err.Error(), nil
@@ -81,6 +128,9 @@ func (k *keeper) tune(ctx context.Context, meta ledger.Meta, bound int64) error 
 		return err
 	}
 	durability, err := k.judge(server)
+	if failed := (*checkError)(nil); errors.As(err, &failed) {
+		return nil // weakened has judged it
+	}
 	if err != nil || (durability == meta.Durability && meta.Bound == bound) {
 		return err
 	}
@@ -119,18 +169,13 @@ func (k *keeper) bringForward(ctx context.Context, vouchers []orderstore.Voucher
 // alarm while the sale goes on; the rest closes it when two looks agree, for
 // the two sides are read one after the other.
 func (k *keeper) act(ctx context.Context, status Status, violations []books.Violation) (Status, error) {
-	counts := map[string]int{}
+	k.show(&status, violations)
 	var unclear *books.Violation
 	for i, v := range violations {
-		counts[v.Rule]++
-		if status.Alarm == "" {
-			status.Alarm = v.String()
-		}
 		if v.Drift == books.Unclear && unclear == nil {
 			unclear = &violations[i]
 		}
 	}
-	k.metrics.setViolations(k.label(), counts)
 	for _, v := range violations {
 		switch {
 		case v.Rule == books.RuleLedgerMissing:
@@ -149,6 +194,19 @@ func (k *keeper) act(ctx context.Context, status Status, violations []books.Viol
 	return k.shut(ctx, status, "books violated: "+unclear.String())
 }
 
+// show makes violations seen: the one that names orders, or the first, as the
+// alarm of the status, all as metrics.
+func (k *keeper) show(status *Status, violations []books.Violation) {
+	counts := map[string]int{}
+	for _, v := range violations {
+		counts[v.Rule]++
+		if status.Alarm == "" || (v.Rule == books.RuleOrdersMissing && counts[v.Rule] == 1) {
+			status.Alarm = v.String()
+		}
+	}
+	k.metrics.setViolations(k.label(), counts)
+}
+
 const (
 	// tendEvery is the time between two rounds of housekeeping of a stream.
 	tendEvery = 5 * time.Second
@@ -161,15 +219,16 @@ const (
 
 // tend keeps the stream healthy: decisions of operators are told to the ledger,
 // entries that belong to nobody are delivered again, consumers that are dead
-// and hold nothing go.
-func (k *keeper) tend(ctx context.Context, epoch int64) error {
-	if err := k.tell(ctx); err != nil {
-		return err
+// and hold nothing go. What fails is tried again at the next look.
+func (k *keeper) tend(ctx context.Context, epoch int64) {
+	report := func(doing string, err error) {
+		if err != nil && ctx.Err() == nil {
+			k.log.Warn(doing, telemetry.KeyErr, err)
+		}
 	}
+	report("telling the ledger what became of dead letters", k.tell(ctx))
 	backlog, err := ledger.ReadBacklog(ctx, k.Client, k.partition, epoch)
-	if err != nil {
-		return err
-	}
+	report("reading the backlog", err)
 	age := 0.0
 	if backlog.OldestID != "" {
 		age = max(0, time.Since(backlog.OldestAt).Seconds())
@@ -178,12 +237,9 @@ func (k *keeper) tend(ctx context.Context, epoch int64) error {
 
 	if now := time.Now(); now.After(k.nextTend) {
 		k.nextTend = now.Add(min(tendEvery, 10*k.Interval))
-		if err := k.adoptOrphans(ctx, epoch); err != nil {
-			return err
-		}
-		return k.removeDead(ctx, epoch)
+		report("looking for entries that belong to nobody", k.adoptOrphans(ctx, epoch))
+		report("removing idle consumers", k.removeDead(ctx, epoch))
 	}
-	return nil
 }
 
 // adoptOrphans brings back entries that were delivered and belong to nobody, for
@@ -225,29 +281,42 @@ func (k *keeper) removeDead(ctx context.Context, epoch int64) error {
 	return nil
 }
 
+// tellTimeout bounds the telling of all decisions in one look, and of each: one
+// whose row is locked must not hold up the others.
+const (
+	tellTimeout    = 3 * time.Second
+	tellOneTimeout = time.Second
+)
+
 // tell brings decisions of operators to the ledger. The held outcome there is
-// the token, so each counts once, however often it is told.
+// the token, so each counts once, however often it is told. One that cannot be
+// told now is left for the next look.
 func (k *keeper) tell(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	defer cancel()
 	updates, err := k.Store.LedgerUpdates(ctx, k.partition, updatesMax)
 	if err != nil {
 		return err
 	}
+	var first error
 	for _, update := range updates {
-		_, err := ledger.Resolve(ctx, k.Client, ledger.Resolution{
-			Partition: k.partition, Position: update.Position, UserID: update.UserID,
-			Verdict: resolutions[update.Outcome], Standing: update.Standing,
-		})
-		switch {
-		case errors.Is(err, ledger.ErrInFlight):
-			continue // its entry is not settled yet
-		case err != nil:
-			return fmt.Errorf("telling the ledger what became of a dead letter: %w", err)
-		}
-		if err := k.Store.MarkTold(ctx, update); err != nil {
-			return err
+		if err := k.tellOne(ctx, update); err != nil && !errors.Is(err, ledger.ErrInFlight) && first == nil {
+			first = err
 		}
 	}
-	return nil
+	return first
+}
+
+func (k *keeper) tellOne(ctx context.Context, update orderstore.LedgerUpdate) error {
+	ctx, cancel := context.WithTimeout(ctx, tellOneTimeout)
+	defer cancel()
+	if _, err := ledger.Resolve(ctx, k.Client, ledger.Resolution{
+		Partition: k.partition, Position: update.Position, UserID: update.UserID,
+		Verdict: resolutions[update.Outcome], Standing: update.Standing,
+	}); err != nil {
+		return fmt.Errorf("voucher %d seq %d: %w", update.Position.VoucherID, update.Position.Seq, err)
+	}
+	return k.Store.MarkTold(ctx, update)
 }
 
 // resolutions are the verdicts that results of resolving stand for.

@@ -42,16 +42,22 @@ func (p *Pipeline) commitLoop(working, stopping context.Context) {
 // commit brings a batch through. Whatever it does not bring to an end stays
 // pending, or is parked.
 func (p *Pipeline) commit(working, stopping context.Context, batch []work) {
-	var readable []work
+	var readable, dead []work
 	for _, w := range batch {
 		if w.dead != nil {
-			p.bury(working, stopping, w)
-			p.drop(w)
+			dead = append(dead, w)
 			continue
 		}
 		readable = append(readable, w)
 	}
 	p.bring(working, stopping, readable)
+	for _, w := range dead {
+		if errors.Is(p.bury(working, stopping, w), errSlow) {
+			p.parking.park([]work{w})
+			continue
+		}
+		p.drop(w)
+	}
 }
 
 // bring gives every order of some entries its verdict in the database and
@@ -195,16 +201,19 @@ func (p *Pipeline) persist(working, stopping context.Context, entries []ledger.E
 
 // bury makes a dead letter of an entry that cannot be read, and settles it: the
 // positions that it stands for if it says so soundly, else none.
-func (p *Pipeline) bury(working, stopping context.Context, w work) {
+func (p *Pipeline) bury(working, stopping context.Context, w work) error {
 	faultpoint.Reach(faultpoint.WriterBeforeHold)
 	var verdicts []orderstore.Verdict
 	err := p.decide(working, stopping, func(ctx context.Context) (err error) {
 		verdicts, err = p.Holder.HoldEntry(ctx, *w.dead)
 		return err
 	})
+	if errors.Is(err, errSlow) {
+		return err
+	}
 	if err != nil {
 		p.Logger.Warn("entry left pending", telemetry.KeyEntryID, w.entry.ID, telemetry.KeyErr, err)
-		return
+		return nil
 	}
 	faultpoint.Reach(faultpoint.WriterAfterHold)
 	p.metrics.held.Inc()
@@ -212,7 +221,7 @@ func (p *Pipeline) bury(working, stopping context.Context, w work) {
 		telemetry.KeyEntryID, w.entry.ID, telemetry.KeyOrders, w.dead.Units, telemetry.KeyReason, w.dead.Reason)
 	if w.dead.Units == 0 {
 		p.discard(working, w.entry)
-		return
+		return nil
 	}
 	entry := w.entry
 	entry.VoucherID = w.dead.VoucherID
@@ -224,6 +233,7 @@ func (p *Pipeline) bury(working, stopping context.Context, w work) {
 	if settlement, ok := p.judge(entry, verdicts); ok {
 		p.settle(working, []ledger.Settlement{settlement})
 	}
+	return nil
 }
 
 // errSlow means that the database works and yet could not do this in the time
@@ -247,6 +257,7 @@ func (p *Pipeline) decide(working, stopping context.Context, run func(context.Co
 			return nil
 		}
 		if errors.Is(err, orderstore.ErrEpochMoved) {
+			p.database.set(nil)
 			return err
 		}
 		p.metrics.transient.Inc()
@@ -254,6 +265,7 @@ func (p *Pipeline) decide(working, stopping context.Context, run func(context.Co
 			p.limit.shrink()
 		}
 		if (late || orderstore.Locked(err)) && p.answers(working) {
+			p.database.set(nil)
 			return fmt.Errorf("%w: %w", errSlow, err)
 		}
 		// One lost deadlock is no outage: readers stop only when it goes on.
@@ -302,6 +314,10 @@ func (p *Pipeline) judge(entry ledger.Entry, verdicts []orderstore.Verdict) (led
 			settled.Verdict = ledger.VerdictRejected
 			p.Alarm.VoucherFault(order.VoucherID, "the database had fewer units than were admitted")
 		case orderstore.Ended:
+			if verdict.Outcome == orderstore.OutcomeRejected {
+				// Whoever rejected it may have died before it told.
+				p.Alarm.VoucherFault(order.VoucherID, "the database had fewer units than were admitted")
+			}
 			known, ok := outcomes[verdict.Outcome]
 			complete = complete && ok
 			settled.Verdict = known

@@ -34,7 +34,7 @@ func newParking(limit int, drop func(work)) *parking {
 // parked, and takes it then.
 func (k *parking) takes(w work) bool {
 	k.mu.Lock()
-	parked := w.dead == nil && k.vouchers[w.entry.VoucherID] > 0
+	parked := k.vouchers[w.voucher()] > 0
 	k.mu.Unlock()
 	if parked {
 		k.park([]work{w})
@@ -52,7 +52,7 @@ func (k *parking) park(batch []work) {
 		}
 		k.queue = append(k.queue, w)
 		k.orders += w.size()
-		k.vouchers[w.entry.VoucherID]++
+		k.vouchers[w.voucher()]++
 	}
 	k.mu.Unlock()
 	for _, w := range left {
@@ -72,7 +72,7 @@ func (k *parking) next(limit int) []work {
 	var rest []work
 	rows := 0
 	for _, w := range k.queue {
-		if (len(batch) == 0 || w.entry.VoucherID == batch[0].entry.VoucherID) && rows < limit {
+		if (len(batch) == 0 || w.voucher() == batch[0].voucher()) && rows < limit {
 			batch = append(batch, w)
 			rows += w.size()
 			continue
@@ -83,11 +83,26 @@ func (k *parking) next(limit int) []work {
 	return batch
 }
 
-// back puts works behind all others again.
+// back puts works, and all others of their voucher, behind the rest again: it is
+// the next voucher's turn.
 func (k *parking) back(batch []work) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.queue = append(k.queue, batch...)
+	var others []work
+	for _, w := range k.queue {
+		if w.voucher() == batch[0].voucher() {
+			batch = append(batch, w)
+		} else {
+			others = append(others, w)
+		}
+	}
+	k.queue = append(others, batch...)
+}
+
+func (k *parking) size() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.queue)
 }
 
 // done ends the parking of works.
@@ -95,8 +110,8 @@ func (k *parking) done(batch []work) {
 	k.mu.Lock()
 	for _, w := range batch {
 		k.orders -= w.size()
-		if k.vouchers[w.entry.VoucherID]--; k.vouchers[w.entry.VoucherID] == 0 {
-			delete(k.vouchers, w.entry.VoucherID)
+		if k.vouchers[w.voucher()]--; k.vouchers[w.voucher()] == 0 {
+			delete(k.vouchers, w.voucher())
 		}
 	}
 	k.mu.Unlock()
@@ -122,29 +137,47 @@ func (p *Pipeline) parkedLoop(working, stopping context.Context) {
 			}
 			continue
 		}
-		entries := make([]ledger.Entry, len(batch))
-		for i, w := range batch {
-			entries[i] = w.entry
-		}
-		err := p.bringAll(working, stopping, entries)
+		p.metrics.parked.Set(float64(len(batch) + p.parking.size()))
+		err := p.bringParked(working, stopping, batch)
 		if errors.Is(err, errSlow) {
-			p.metrics.parked.Set(float64(len(batch)))
 			p.parking.back(batch)
 			_ = wait(stopping, retry.NextBackOff())
 			continue
 		}
 		retry.Reset()
 		if err != nil {
-			p.Logger.Warn("parked entries left pending", telemetry.KeyEntries, len(entries), telemetry.KeyErr, err)
+			p.Logger.Warn("parked entries left pending", telemetry.KeyEntries, len(batch), telemetry.KeyErr, err)
 		}
 		p.parking.done(batch)
-		p.metrics.parked.Set(0)
+		p.metrics.parked.Set(float64(p.parking.size()))
 	}
 	p.parking.mu.Lock()
 	left := p.parking.queue
 	p.parking.queue = nil
 	p.parking.mu.Unlock()
 	p.parking.done(left)
+}
+
+func (p *Pipeline) bringParked(working, stopping context.Context, batch []work) error {
+	var entries []ledger.Entry
+	for _, w := range batch {
+		if w.dead == nil {
+			entries = append(entries, w.entry)
+		}
+	}
+	if len(entries) > 0 {
+		if err := p.bringAll(working, stopping, entries); err != nil {
+			return err
+		}
+	}
+	for _, w := range batch {
+		if w.dead != nil {
+			if err := p.bury(working, stopping, w); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // batchLimit is how many orders a transaction carries now: halved when one was

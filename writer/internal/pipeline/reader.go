@@ -29,6 +29,8 @@ type reader struct {
 	// epoch of the ledger that is being read, 0 for none.
 	epoch    atomic.Int64
 	nextScan time.Time
+	// nextGlance is when to look for what peers have handed back.
+	nextGlance time.Time
 
 	mu     sync.Mutex
 	inHand map[string]bool
@@ -89,7 +91,7 @@ func (r *reader) turn(ctx context.Context) error {
 		// raise delivery counts. New entries are as well off in the stream.
 		return wait(ctx, retryMax/4)
 	}
-	if now := time.Now(); now.After(r.nextScan) {
+	if now := time.Now(); now.After(r.nextScan) || r.handedBack(ctx, meta.Epoch, now) {
 		if err := r.takeOver(ctx, meta.Epoch); err != nil {
 			return r.broken(err)
 		}
@@ -102,6 +104,23 @@ func (r *reader) turn(ctx context.Context) error {
 	r.setState(stateReading)
 	return nil
 }
+
+// handedBack tells whether a peer that stopped has left entries, which may be
+// taken over at once.
+func (r *reader) handedBack(ctx context.Context, epoch int64, now time.Time) bool {
+	if now.Before(r.nextGlance) {
+		return false
+	}
+	r.nextGlance = now.Add(glanceEvery)
+	callCtx, cancel := context.WithTimeout(ctx, readMargin)
+	defer cancel()
+	ids, err := ledger.PendingIDs(callCtx, r.Client, r.partition, epoch, ledger.ReleasedConsumer, 1)
+	return err == nil && len(ids) > 0
+}
+
+// glanceEvery is the time between two looks for what peers have handed back: one
+// cheap call.
+const glanceEvery = 2 * time.Second
 
 // readMost is how many entries one read takes at most. Each may hold
 // ledger.MaxBatch orders, and slots are reserved for that.
@@ -186,6 +205,14 @@ func (r *reader) takeOver(ctx context.Context, epoch int64) error {
 type work struct {
 	entry ledger.Entry
 	dead  *orderstore.DeadEntry
+}
+
+// voucher is whose orders it carries, 0 where nobody can tell.
+func (w work) voucher() int64 {
+	if w.dead != nil {
+		return w.dead.VoucherID
+	}
+	return w.entry.VoucherID
 }
 
 // size is how many slots it takes.
