@@ -37,6 +37,11 @@ const (
 	WriterBeforeHold Point = "writer.before_hold"
 	// WriterAfterHold: dead letters are committed, the ledger has not been told.
 	WriterAfterHold Point = "writer.after_hold"
+	// GuardianBeforeTell: an operator's decision is committed, the ledger is about to
+	// be told.
+	GuardianBeforeTell Point = "guardian.before_tell"
+	// GuardianAfterTell: the ledger has been told, the database does not know.
+	GuardianAfterTell Point = "guardian.after_tell"
 	// WriterAfterSettle: the ledger has been told.
 	WriterAfterSettle Point = "writer.after_settle"
 )

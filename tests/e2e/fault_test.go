@@ -20,7 +20,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/seckill/seckill/pkg/devstack"
-	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 	"github.com/seckill/seckill/tests/internal/stack"
@@ -34,55 +33,6 @@ func createRequest(voucherID, total int64) *seckillv1.CreateVoucherRequest {
 	}
 }
 
-// A writer is killed by SIGKILL at every point of an entry's way, and a peer
-// finishes: one row each, the stock right, nothing pending.
-func TestWriter_KilledAtEveryPointOfTheWay(t *testing.T) {
-	points := map[int][]faultpoint.Point{
-		1: {faultpoint.WriterAfterRead, faultpoint.WriterBeforeCommit, faultpoint.WriterAfterCommit, faultpoint.WriterAfterSettle},
-		// The points are the same; more partitions only spread the entries.
-		8: {faultpoint.WriterAfterCommit},
-	}
-	each(t, []int{1, 8}, func(t *testing.T, partitions int) {
-		ctx := testContext(t)
-		s := stack.Test(t, stack.Options{Writers: 1, Partitions: partitions, BuildTags: []string{"faultpoint"}})
-		// The first writer only guards and serves the API; it reads nothing while it
-		// is stopped.
-		voucher := int64(0)
-		for _, point := range points[partitions] {
-			t.Run(string(point), func(t *testing.T) {
-				voucher++
-				s.MustOpenVoucher(t, voucher, 500)
-				require.NoError(t, s.Writer(0).Pause())
-				dying, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(point)})
-				require.NoError(t, err)
-				answers, errs := crowd(ctx, t, s, voucher, 1, 200)
-				require.Empty(t, errs)
-				require.Equal(t, int64(200), count(answers, seckillv1.Outcome_OUTCOME_ADMITTED))
-				died(t, dying)
-				require.NoError(t, s.Writer(0).Resume())
-				proven(ctx, t, s, voucher, 200)
-				persisted(ctx, t, s, voucher, answers)
-			})
-		}
-		t.Run("in the middle of a takeover", func(t *testing.T) {
-			voucher++
-			s.MustOpenVoucher(t, voucher, 500)
-			require.NoError(t, s.Writer(0).Pause())
-			first, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(faultpoint.WriterAfterRead)})
-			require.NoError(t, err)
-			answers, errs := crowd(ctx, t, s, voucher, 1, 200)
-			require.Empty(t, errs)
-			died(t, first)
-			second, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(faultpoint.WriterAfterClaim)})
-			require.NoError(t, err)
-			died(t, second)
-			require.NoError(t, s.Writer(0).Resume())
-			proven(ctx, t, s, voucher, 200)
-			persisted(ctx, t, s, voucher, answers)
-		})
-	})
-}
-
 func died(t *testing.T, p *stack.Process) {
 	t.Helper()
 	select {
@@ -90,35 +40,6 @@ func died(t *testing.T, p *stack.Process) {
 	case <-time.After(patience):
 		t.Fatalf("%s did not reach its point:\n%s", p.Name, p.Output())
 	}
-}
-
-// A paused writer wakes up when others have finished its work.
-func TestWriter_PausedBeyondTakeoverDoesNoHarm(t *testing.T) {
-	ctx := testContext(t)
-	s := stack.Test(t, stack.Options{Writers: 2, Partitions: 1})
-	s.MustOpenVoucher(t, 1, 2000)
-	release, err := s.HoldVoucherRow(ctx, 1)
-	require.NoError(t, err)
-	answers, errs := crowd(ctx, t, s, 1, 1, 400)
-	require.Empty(t, errs)
-	paused := s.Writer(0)
-	if _, held, err := s.Held(ctx, 1, paused.Name); err != nil || held == 0 {
-		paused = s.Writer(1)
-	}
-	require.Eventually(t, func() bool {
-		_, held, err := s.Held(ctx, 1, paused.Name)
-		return err == nil && held > 0
-	}, patience, 10*time.Millisecond)
-	require.NoError(t, paused.Pause())
-	release()
-	settled(ctx, t, s, 1)
-	require.NoError(t, paused.Resume())
-	require.NoError(t, paused.AwaitServing(ctx, ""))
-	more, errs := crowd(ctx, t, s, 1, 1000, 400)
-	require.Empty(t, errs)
-	proven(ctx, t, s, 1, 800)
-	persisted(ctx, t, s, 1, answers)
-	persisted(ctx, t, s, 1, more)
 }
 
 func TestWriter_SIGTERMUnderLoadLosesNothing(t *testing.T) {

@@ -1,8 +1,10 @@
 package guardian
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -20,6 +22,13 @@ func (e *checkError) Error() string { return e.reason }
 
 func failed(format string, args ...any) error {
 	return &checkError{reason: fmt.Sprintf(format, args...)}
+}
+
+func rank(v books.Violation) int {
+	if v.Rule == books.RuleOrdersMissing {
+		return 0
+	}
+	return 1
 }
 
 // check proves a ledger that a server brought back: it is the one that was
@@ -67,6 +76,10 @@ func (k *keeper) check(ctx context.Context, client rueidis.CoreClient, row order
 	if err != nil {
 		return nil, err
 	}
+	// What names orders says more than what only says that something is missing.
+	slices.SortStableFunc(violations, func(a, b books.Violation) int {
+		return cmp.Compare(rank(a), rank(b))
+	})
 	for _, violation := range violations {
 		if violation.Drift == books.Undersell {
 			// No reason to close an open partition, so none to keep this one closed.

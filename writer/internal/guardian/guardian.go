@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -140,9 +141,17 @@ func (g *Guardian) Health() []telemetry.Part {
 		if s.Guardian {
 			state += ", guarded here"
 		}
-		parts = append(parts, telemetry.Part{Name: fmt.Sprintf("partition.%d", s.Partition), Serving: s.Open, State: state, Reason: cmp.Or(s.Reason, s.Alarm)})
+		parts = append(parts, telemetry.Part{Name: fmt.Sprintf("partition.%d", s.Partition), Serving: s.Open, State: state, Reason: words(s)})
 	}
 	return parts
+}
+
+// words are why a partition is closed, and what the books say is wrong.
+func words(s Status) string {
+	if s.Reason == "" || s.Alarm == "" || strings.Contains(s.Reason, s.Alarm) {
+		return cmp.Or(s.Reason, s.Alarm)
+	}
+	return s.Reason + "; " + s.Alarm
 }
 
 // PartitionFault closes a partition for a fault that a writer or a gateway met,

@@ -178,6 +178,7 @@ func (k *keeper) observe(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	status := Status{Epoch: meta.Epoch, Open: meta.Open && loaded, Reason: meta.Reason}
+	k.measure(ctx, meta)
 	if meta.Open && !loaded {
 		status.Reason = "ledger is not proven yet"
 	}
@@ -325,10 +326,6 @@ func (k *keeper) publish(status Status, err error) {
 	k.metrics.open.WithLabelValues(k.label()).Set(gauge(status.Open))
 	k.metrics.setClosed(k.label(), status.Reason, status.Open)
 	k.metrics.guardian.WithLabelValues(k.label()).Set(gauge(status.Guardian))
-	if !status.Guardian {
-		k.metrics.inFlight.DeleteLabelValues(k.label())
-		k.metrics.oldest.DeleteLabelValues(k.label())
-	}
 	if old.Alarm != status.Alarm && status.Alarm != "" {
 		k.log.Error("books violated", telemetry.KeyEpoch, status.Epoch, telemetry.KeyReason, status.Alarm)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // metrics by partition. The sum of guardian over all writers is 1 for every
-// partition; backlog figures come from the guardian only.
+// partition; the backlog is the same from every writer.
 type metrics struct {
 	open, guardian, inFlight, oldest *prometheus.GaugeVec
 	violations, closed               *prometheus.GaugeVec
@@ -38,8 +38,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"partition", "rule"}),
 		open:     gauge("open", "1 while gateways may admit. Alert when 0."),
 		guardian: gauge("guardian", "1 on the writer that is the partition's guardian."),
-		inFlight: gauge("in_flight_orders", "Orders admitted and not settled: the backlog. From the guardian."),
-		oldest:   gauge("oldest_entry_seconds", "Age of the oldest entry that is not settled, 0 for none. From the guardian."),
+		inFlight: gauge("in_flight_orders", "Orders admitted and not settled: the backlog. The same from every writer: take the maximum."),
+		oldest:   gauge("oldest_entry_seconds", "Age of the oldest entry that is not settled, 0 for none. The same from every writer: take the maximum."),
 	}
 }
 

@@ -75,6 +75,7 @@ func (k *keeper) prove(ctx context.Context, row orderstore.Partition, meta ledge
 	if time.Now().Before(k.recheck) {
 		return status, nil
 	}
+	k.metrics.setViolations(k.label(), nil)
 	err := k.dedicated(ctx, func(ctx context.Context, client rueidis.CoreClient) error {
 		server, durability, err := k.fit(ctx, client)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/telemetry"
 	"github.com/seckill/seckill/writer/internal/books"
@@ -32,7 +33,7 @@ func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledge
 		}
 		return status, err
 	}
-	k.metrics.inFlight.WithLabelValues(k.label()).Set(float64(meta.InFlight()))
+	k.measure(ctx, meta)
 
 	vouchers, err := k.Store.LiveVouchers(ctx, k.partition)
 	if err != nil {
@@ -227,19 +228,29 @@ func (k *keeper) tend(ctx context.Context, epoch int64) {
 		}
 	}
 	report("telling the ledger what became of dead letters", k.tell(ctx))
-	backlog, err := ledger.ReadBacklog(ctx, k.Client, k.partition, epoch)
-	report("reading the backlog", err)
-	age := 0.0
-	if backlog.OldestID != "" {
-		age = max(0, time.Since(backlog.OldestAt).Seconds())
-	}
-	k.metrics.oldest.WithLabelValues(k.label()).Set(age)
 
 	if now := time.Now(); now.After(k.nextTend) {
 		k.nextTend = now.Add(min(tendEvery, 10*k.Interval))
 		report("looking for entries that belong to nobody", k.adoptOrphans(ctx, epoch))
 		report("removing idle consumers", k.removeDead(ctx, epoch))
 	}
+}
+
+// measure shows the backlog. Every writer does, also while the database is away
+// and nobody is guardian.
+func (k *keeper) measure(ctx context.Context, meta ledger.Meta) {
+	k.metrics.inFlight.WithLabelValues(k.label()).Set(float64(meta.InFlight()))
+	entries, err := ledger.Scan(ctx, k.Client, k.partition, meta.Epoch, "-", 1)
+	if err != nil {
+		return
+	}
+	age := 0.0
+	if len(entries) > 0 {
+		if at, err := ledger.EntryTime(entries[0].ID); err == nil {
+			age = max(0, time.Since(at).Seconds())
+		}
+	}
+	k.metrics.oldest.WithLabelValues(k.label()).Set(age)
 }
 
 // adoptOrphans brings back entries that were delivered and belong to nobody, for
@@ -310,12 +321,14 @@ func (k *keeper) tell(ctx context.Context) error {
 func (k *keeper) tellOne(ctx context.Context, update orderstore.LedgerUpdate) error {
 	ctx, cancel := context.WithTimeout(ctx, tellOneTimeout)
 	defer cancel()
+	faultpoint.Reach(faultpoint.GuardianBeforeTell)
 	if _, err := ledger.Resolve(ctx, k.Client, ledger.Resolution{
 		Partition: k.partition, Position: update.Position, UserID: update.UserID,
 		Verdict: resolutions[update.Outcome], Standing: update.Standing,
 	}); err != nil {
 		return fmt.Errorf("voucher %d seq %d: %w", update.Position.VoucherID, update.Position.Seq, err)
 	}
+	faultpoint.Reach(faultpoint.GuardianAfterTell)
 	return k.Store.MarkTold(ctx, update)
 }
 

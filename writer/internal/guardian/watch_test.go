@@ -22,7 +22,9 @@ func named(t *testing.T, g *guardian.Guardian, rule string) guardian.Status {
 		status := g.Status()[0]
 		return strings.Contains(status.Reason, rule) || strings.Contains(status.Alarm, rule)
 	}, writertest.Patience, 10*time.Millisecond, "want %s, have %+v", rule, g.Status()[0])
-	t.Logf("%s was named after %v", rule, time.Since(began).Round(time.Millisecond))
+	took := time.Since(began)
+	t.Logf("%s was named after %v", rule, took.Round(time.Millisecond))
+	require.Less(t, took, 5*time.Second, rule)
 	return g.Status()[0]
 }
 

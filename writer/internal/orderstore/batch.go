@@ -34,7 +34,7 @@ func newBatch(orders []Order) *batch {
 	}
 	for i := range orders {
 		if err := checkOrder(&orders[i]); err != nil {
-			b.verdicts[i] = Verdict{Kind: Unstorable, Err: err}
+			b.verdicts[i] = Verdict{Kind: Unstorable, Err: err, Reason: err.Error()}
 		}
 	}
 	return b

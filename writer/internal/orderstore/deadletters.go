@@ -103,7 +103,8 @@ func (id DeadLetterID) String() string {
 }
 
 // ParseDeadLetterID reads what String wrote. Anything else is
-// ErrDeadLetterNotFound.
+// ErrDeadLetterNotFound. Another FirstSeen than the dead letter's is read all the
+// same and names the same one: once it is requeued, nothing knows that time.
 func ParseDeadLetterID(text string) (DeadLetterID, error) {
 	var id DeadLetterID
 	spaced := strings.ReplaceAll(text, ".", " ")
@@ -113,7 +114,13 @@ func ParseDeadLetterID(text string) (DeadLetterID, error) {
 		_, _ = fmt.Sscanf(spaced, "o %d %d %d %d", &id.Position.VoucherID, &id.Position.Epoch, &id.Position.Seq, &id.FirstSeen)
 	}
 	// What is not read as it was written is refused, whatever went wrong.
-	if id.String() != text || id.EntryID == "" && checkPosition(id.Position) != nil || id.EntryID != "" && !entryID.MatchString(id.EntryID) {
+	sound := id.String() == text && id.FirstSeen >= 0 && storable(time.UnixMilli(id.FirstSeen))
+	if id.EntryID != "" {
+		sound = sound && entryID.MatchString(id.EntryID) && id.PartitionID >= 0 && id.Epoch >= 0
+	} else {
+		sound = sound && checkPosition(id.Position) == nil
+	}
+	if !sound {
 		return DeadLetterID{}, ErrDeadLetterNotFound
 	}
 	return id, nil

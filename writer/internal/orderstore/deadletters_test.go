@@ -33,6 +33,7 @@ func TestDeadLetterID_ReadsOnlyWhatItWrote(t *testing.T) {
 		require.Equal(t, id, got)
 	}
 	for _, text := range []string{"", "o", "o.1.1.1", "o.0.1.1.0", "o.1.1.1.0.0", "o.01.1.1.0", "o.1.1.1.0 ", "x.1.1.1.0", "o.-1.1.1.0",
+		"o.1.1.5", "o.1.1.5.", "o.1.1.5.x", "o.1.1.5.-1", "o.1.1.5.0.9999", "o.1.1.5.9223372036854775807", "e.-1.1.1-1.0", "e.0.-1.1-1.0", "e.0.1.1-1.0.0",
 		"e.0.1.abc.0", "e.0.1..0", "e.0.1.1-1", "o.99999999999999999999.1.1.0", "e 0 1 1-1 0"} {
 		_, err := orderstore.ParseDeadLetterID(text)
 		require.ErrorIs(t, err, orderstore.ErrDeadLetterNotFound, "%q", text)

@@ -82,9 +82,17 @@ var dataErrors = map[uint16]string{
 	1366: "incorrect value for the column",
 	1406: "data too long",
 	1411: "incorrect value for a function",
-	3819: "check constraint, MySQL",
+	3819: "check constraint",
 	3854: "cannot convert a string",
-	4025: "check constraint, MariaDB",
+	4025: "check constraint",
+}
+
+// refusal says why the database refuses a value, for an operator: what kind of
+// error it was and its number. The server's own words stay out, which may quote
+// values of callers.
+func refusal(err error) string {
+	number, _ := serverError(err)
+	return fmt.Sprintf("%s (error %d)", dataErrors[number], number)
 }
 
 // transientErrors are known to pass. They are named so that an unknown number

@@ -43,7 +43,7 @@ type deadEntryRow struct {
 func (deadEntryRow) TableName() string { return "dead_entries" }
 
 // insertOutcomes inserts rows in statements of at most outcomeChunk rows and
-// about limit bytes of raw.
+// about limit bytes of raw, and of no more than fits into a packet.
 func insertOutcomes(tx *gorm.DB, rows []outcomeInsert, limit int) error {
 	for len(rows) > 0 {
 		n, size := 1, len(rows[0].Raw)
@@ -51,8 +51,7 @@ func insertOutcomes(tx *gorm.DB, rows []outcomeInsert, limit int) error {
 			size += len(rows[n].Raw)
 			n++
 		}
-		chunk := rows[:n]
-		if err := tx.Create(&chunk).Error; err != nil {
+		if err := insertRows(tx, rows[:n]); err != nil {
 			return fmt.Errorf("inserting outcomes: %w", err)
 		}
 		rows = rows[n:]

@@ -24,8 +24,6 @@ const (
 )
 
 const (
-	sqlPacket = `SELECT @@max_allowed_packet`
-
 	sqlHeldAgain = `
 UPDATE order_outcomes SET tries = tries + 1, last_seen_at = CURRENT_TIMESTAMP(3)
 WHERE voucher_id = ? AND epoch = ? AND seq IN ? AND kind = 'HELD'`
@@ -88,13 +86,11 @@ func (s *Store) Hold(ctx context.Context, held []Held) ([]Verdict, error) {
 // refuses a statement for its size: what cannot be stored in full must not stay
 // in the stream for ever.
 func (s *Store) cutToFit(ctx context.Context, limit int, do func(tx *gorm.DB, limit int) error) error {
-	packet, err := number(s.read(ctx).Raw(sqlPacket))
-	if err != nil {
-		return fmt.Errorf("reading max_allowed_packet: %w", err)
-	}
-	limit = min(limit, int(packet)/rawCut)
 	for {
-		err := s.inTx(ctx, func(tx *gorm.DB) error { return do(tx, limit) })
+		err := s.inTx(ctx, func(tx *gorm.DB) error {
+			limit = min(limit, packetOf(tx)/rawCut)
+			return do(tx, limit)
+		})
 		if err == nil || limit == 0 || classify(err) != tooLarge {
 			return err
 		}
@@ -136,7 +132,7 @@ func holdLocked(tx *gorm.DB, held []Held, b *batch, g group, picked []int, limit
 			inserts = append(inserts, newHeld(&held[i], limit))
 		}
 	}
-	for chunk := range slices.Chunk(again, inList) {
+	for chunk := range slices.Chunk(again, listLength(tx)) {
 		if err := tx.Exec(sqlHeldAgain, g.voucherID, g.epoch, chunk).Error; err != nil {
 			return nil, fmt.Errorf("counting tries: %w", err)
 		}
@@ -305,7 +301,7 @@ func readPositions(tx *gorm.DB, g group, seqs []int64) (positions, error) {
 	if p.outcomes, err = readOutcomes(tx, g, seqs); err != nil {
 		return p, err
 	}
-	for chunk := range slices.Chunk(seqs, inList) {
+	for chunk := range slices.Chunk(seqs, listLength(tx)) {
 		var rows []storedOrder
 		if err := tx.Raw(sqlOrdersByPosition, g.voucherID, g.epoch, chunk).Scan(&rows).Error; err != nil {
 			return p, fmt.Errorf("reading orders by position: %w", err)

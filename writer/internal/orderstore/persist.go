@@ -23,7 +23,7 @@ const (
 	// most 64 bytes, so it fits.
 	maxReference = 64
 	// inList bounds an IN list: MariaDB turns one of 1,000 and more into a join
-	// with a temporary table, whose plan nobody has looked at.
+	// with a temporary table, whose plan nobody has looked at. See listLength.
 	inList = 500
 )
 
@@ -139,7 +139,7 @@ func (s *Store) persistWave(ctx context.Context, b *batch, wave []int) error {
 		return s.readBack(ctx, b, b.undecided())
 	case data:
 		if len(wave) == 1 {
-			b.decide(wave, Verdict{Kind: Unstorable, Err: err})
+			b.decide(wave, Verdict{Kind: Unstorable, Err: err, Reason: refusal(err)})
 			return nil
 		}
 		return s.persistHalves(ctx, b, wave)
@@ -202,7 +202,7 @@ func (s *Store) commitOrders(ctx context.Context, b *batch, wave []int) error {
 	return s.inTx(ctx, func(tx *gorm.DB) error {
 		// No IGNORE and no upsert: both hide a clash of the other key, and the
 		// order would be acknowledged with nothing stored.
-		if err := tx.Create(&rows).Error; err != nil {
+		if err := insertRows(tx, rows); err != nil {
 			return &insertError{err}
 		}
 		keys, members := b.groups(wave)
@@ -277,7 +277,7 @@ func readOutcomes(db *gorm.DB, g group, seqs []int64) (map[int64]outcomeRow, err
 		add(rows)
 		return found, nil
 	}
-	for chunk := range slices.Chunk(seqs, inList) {
+	for chunk := range slices.Chunk(seqs, listLength(db)) {
 		var rows []outcomeRow
 		if err := db.Raw(sqlOutcomesIn, g.voucherID, g.epoch, chunk).Scan(&rows).Error; err != nil {
 			return nil, fmt.Errorf("reading outcomes of voucher %d: %w", g.voucherID, err)

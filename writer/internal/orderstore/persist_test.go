@@ -206,6 +206,7 @@ func TestPersist_IsolatesTheOneRowThatTheDatabaseRefuses(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, want, kinds(verdicts))
 	require.ErrorContains(t, verdicts[665].Err, "superstition")
+	require.Regexp(t, `^check constraint \(error (4025|3819)\)$`, verdicts[665].Reason)
 	f.books(7, 999, 0)
 }
 
@@ -234,6 +235,7 @@ func TestPersist_ValuesOutOfRangeAreUnstorable(t *testing.T) {
 	require.Equal(t, append(all(len(bad), orderstore.Unstorable), orderstore.Persisted), kinds(verdicts))
 	for i := range bad {
 		require.Error(t, verdicts[i].Err)
+		require.NotEmpty(t, verdicts[i].Reason)
 	}
 	f.books(7, 1, 0)
 }

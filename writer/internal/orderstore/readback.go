@@ -78,7 +78,7 @@ type standingOrder struct {
 
 func readStanding(tx *gorm.DB, b *batch, g group, picked []int) (standing, error) {
 	st := standing{g, make(map[int64]storedOrder), make(map[int64]storedOrder)}
-	for chunk := range slices.Chunk(b.seqs(picked), inList) {
+	for chunk := range slices.Chunk(b.seqs(picked), listLength(tx)) {
 		var rows []storedOrder
 		if err := tx.Raw(sqlOrdersByPosition, g.voucherID, g.epoch, chunk).Scan(&rows).Error; err != nil {
 			return st, fmt.Errorf("reading orders by position: %w", err)
@@ -87,7 +87,7 @@ func readStanding(tx *gorm.DB, b *batch, g group, picked []int) (standing, error
 			st.byPosition[row.Seq] = row
 		}
 	}
-	for chunk := range slices.Chunk(b.users(picked), inList) {
+	for chunk := range slices.Chunk(b.users(picked), listLength(tx)) {
 		var rows []storedOrder
 		if err := tx.Raw(sqlOrdersByUser, chunk, g.voucherID).Scan(&rows).Error; err != nil {
 			return st, fmt.Errorf("reading orders by user: %w", err)
@@ -247,8 +247,8 @@ func recordLocked(tx *gorm.DB, b *batch, g group, picked []int, kind string) (ma
 	return decided, insertOutcomes(tx, inserts, 0)
 }
 
-// outcomeChunk bounds one INSERT of outcomes to some 10 KB, so that a small
-// max_allowed_packet cannot refuse a thousand of them for ever.
+// outcomeChunk bounds one INSERT of outcomes to some 10 KB besides raw, also where
+// something in between takes less than the server says; see insertRows.
 const outcomeChunk = 50
 
 func newOutcome(o *Order, v Verdict) outcomeInsert {

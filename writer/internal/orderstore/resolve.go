@@ -121,8 +121,7 @@ func (s *Store) resolve(ctx context.Context, d decision, do func(*gorm.DB, locke
 		case errors.As(err, &insert) && classify(err) == data:
 			// What the INSERT was rolled back for is recorded in a transaction of
 			// its own, where the dead letter may be resolved by now.
-			number, _ := serverError(err)
-			refusal := fmt.Sprintf("the database refuses the order: %s (error %d)", dataErrors[number], number)
+			refusal := "the database refuses the order: " + refusal(err)
 			do = func(_ *gorm.DB, _ lockedVoucher, held heldRow) (Resolution, error) { return held.stays(refusal), nil }
 		case try >= resolveTries, !isServerError(err, errDeadlock) && !isServerError(err, errDuplicate):
 			return Resolution{}, s.transientError(doing, err)
@@ -343,7 +342,7 @@ func cancelEntry(tx *gorm.DB, id DeadLetterID, locked lockedVoucher, row deadEnt
 			PartitionID: locked.partition, UserID: h.UserID, Verdict: ResultCancelled,
 		}
 	}
-	if err := tx.CreateInBatches(updates, outcomeChunk).Error; err != nil {
+	if err := insertRows(tx, updates); err != nil {
 		return 0, fmt.Errorf("recording what the ledger must be told: %w", err)
 	}
 	return len(held), nil

@@ -190,28 +190,33 @@ func openPool(cfg *mysql.Config) (*sql.DB, error) {
 	if err != nil {
 		return nil, errors.New("opening the database: the DSN's parameters do not go together")
 	}
-	return sql.OpenDB(readCommitted{c}), nil
+	return sql.OpenDB(connector{c}), nil
 }
 
-// readCommitted makes every new session READ COMMITTED. No system variable for
+// connector makes every new session READ COMMITTED. No system variable for
 // it has the same name in MySQL and MariaDB, hence a statement of its own; it
-// costs a round trip a connection instead of one a transaction.
-type readCommitted struct{ driver.Connector }
+// costs a round trip a connection instead of one a transaction. Another one
+// reads max_allowed_packet.
+type connector struct{ driver.Connector }
 
-// Connect opens a connection and sets its isolation level.
-func (c readCommitted) Connect(ctx context.Context) (driver.Conn, error) {
+// Connect opens a session.
+func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
 	conn, err := c.Connector.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e, ok := conn.(driver.ExecerContext)
+	d, ok := conn.(driverConn)
 	if !ok {
-		return nil, errors.Join(errors.New("the driver cannot run a statement"), conn.Close())
+		return nil, errors.Join(fmt.Errorf("the driver's %T is no connection for this", conn), conn.Close())
 	}
-	if _, err := e.ExecContext(ctx, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", nil); err != nil {
+	if _, err := d.ExecContext(ctx, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", nil); err != nil {
 		return nil, errors.Join(fmt.Errorf("setting the isolation level: %w", err), conn.Close())
 	}
-	return conn, nil
+	s, err := newSession(ctx, d)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return s, nil
 }
 
 // Ping tells whether the server answers.
@@ -259,7 +264,9 @@ func (s *Store) inTx(ctx context.Context, do func(tx *gorm.DB) error) error {
 		return fmt.Errorf("starting a transaction: %w", err)
 	}
 	tx := s.gorm.WithContext(ctx)
-	tx.Statement.ConnPool = conn
+	if tx.Statement.ConnPool, err = newTxConn(conn); err != nil {
+		return fmt.Errorf("looking at the connection: %w", err)
+	}
 	if err := do(tx); err != nil {
 		return err
 	}

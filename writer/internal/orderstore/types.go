@@ -113,6 +113,10 @@ type Verdict struct {
 	Outcome string
 	// Err is the cause, with Unstorable.
 	Err error
+	// Reason is the cause for operators, with Unstorable from Persist: which value
+	// is wrong, or the kind of the server's error and its number, such as "check
+	// constraint (error 4025)". No word of it is the driver's.
+	Reason string
 	// UserID is whose position it is, from Hold and HoldEntry where the order that
 	// was given names no user and something stands already.
 	UserID int64

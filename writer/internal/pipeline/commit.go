@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/orderid"
@@ -166,7 +168,7 @@ func (p *Pipeline) persist(working, stopping context.Context, entries []ledger.E
 				reason = "the database has no such voucher"
 			case orderstore.Unstorable:
 				// The driver's words are for the log: the reason is shown to callers.
-				reason = "the database refuses it"
+				reason = "the database refuses it: " + verdict.Reason
 				p.Logger.Error("the database refuses an order", telemetry.KeyVoucherID, orders[i].VoucherID, telemetry.KeyEpoch, orders[i].Epoch,
 					telemetry.KeySeq, orders[i].Seq, telemetry.KeyErr, verdict.Err)
 			default:
@@ -362,6 +364,10 @@ func (p *Pipeline) settle(working context.Context, settlements []ledger.Settleme
 		for i, result := range results {
 			s := settlements[i]
 			switch {
+			case result.Stranger:
+				p.metrics.strangers.Inc()
+				p.Logger.Error("entry acknowledged but not counted in full: somebody added one that was never admitted",
+					telemetry.KeyPartition, s.Partition, telemetry.KeyVoucherID, s.VoucherID, telemetry.KeyEntryID, s.EntryID)
 			case result.Err == nil && result.Settled:
 				p.metrics.settled.Add(float64(len(s.Orders)))
 			case result.Err == nil:
@@ -408,6 +414,15 @@ type database struct {
 	mu     sync.Mutex
 	failed int
 	err    error
+	gauge  prometheus.Gauge
+}
+
+func (d *database) show(available bool) {
+	if available {
+		d.gauge.Set(1)
+		return
+	}
+	d.gauge.Set(0)
 }
 
 // outage is the number of failed runs in a row from which on the database
@@ -418,6 +433,7 @@ const outage = 3
 func (d *database) set(err error) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	defer func() { d.show(d.failed < outage) }()
 	if err == nil {
 		d.failed, d.err = 0, nil
 		return false

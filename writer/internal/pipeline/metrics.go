@@ -13,9 +13,9 @@ import (
 type metrics struct {
 	read, reclaimed, settled                              prometheus.Counter
 	lostEntries, unknownVersions, held, released, noToken prometheus.Counter
-	readErrors, transient, settleFaults                   prometheus.Counter
+	readErrors, transient, settleFaults, strangers        prometheus.Counter
 	verdicts                                              *prometheus.CounterVec
-	parked                                                prometheus.Gauge
+	available, parked                                     prometheus.Gauge
 	batch, transaction, admitToPersist                    prometheus.Histogram
 }
 
@@ -36,11 +36,14 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		held:            counter("dead_letters_total", "Orders and entries that this writer held as dead letters. Alert when it rises."),
 		released:        counter("entries_released_total", "Entries that this writer handed back when it stopped."),
 		noToken:         counter("entries_settled_before_total", "Entries that somebody else had settled first."),
+		strangers:       counter("stranger_entries_total", "Entries that were acknowledged and not counted in full, since the stream carried one that was never admitted. Must stay 0."),
 		readErrors:      counter("read_errors_total", "Failed reads and takeovers."),
 		transient:       counter("transient_errors_total", "Transactions that the database could not decide and that ran again."),
 		settleFaults:    counter("settle_faults_total", "Settlements that the ledger refused. Must stay 0."),
 		verdicts: with.NewCounterVec(prometheus.CounterOpts{Namespace: "seckill", Subsystem: "writer", Name: "orders_total",
 			Help: "Orders by verdict. All but persisted must stay 0 in a healthy sale."}, []string{"verdict"}),
+		available: with.NewGauge(prometheus.GaugeOpts{Namespace: "seckill", Subsystem: "writer", Name: "database_available",
+			Help: "1 while this writer can write, 0 during an outage of the database. Alert when 0."}),
 		parked: with.NewGauge(prometheus.GaugeOpts{Namespace: "seckill", Subsystem: "writer", Name: "parked_entries",
 			Help: "Entries that are being tried apart since their voucher's row is locked or the database is slow. Alert when above 0 for long."}),
 		batch: histogram("batch_orders", "Orders of one transaction.", []float64{1, 4, 16, 64, 128, 256, 512, 1024, 2048}),
@@ -54,5 +57,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for kind := range orderstore.Ended + 1 {
 		m.verdicts.WithLabelValues(kind.String())
 	}
+	m.available.Set(1)
 	return m
 }

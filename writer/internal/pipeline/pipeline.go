@@ -90,7 +90,7 @@ const readMargin = 2 * time.Second
 // Validate names the first setting that does not fit.
 func (o Options) Validate() error {
 	switch {
-	case o.Consumer == "" || o.Consumer == ledger.Group:
+	case o.Consumer == "" || o.Consumer == ledger.Group || o.Consumer == ledger.ReleasedConsumer:
 		return fmt.Errorf("consumer %q: must be a name of its own", o.Consumer)
 	case o.Partitions < 1:
 		return fmt.Errorf("partitions %d: must be at least 1", o.Partitions)
@@ -136,6 +136,7 @@ func New(o Options) (*Pipeline, error) {
 		limit:   newBatchLimit(o.BatchMax),
 		entries: make(chan work, o.SlotsMax+ledger.MaxBatch*o.Partitions),
 	}
+	p.database.gauge = p.metrics.available
 	p.parking = newParking(o.SlotsMax/2, p.drop)
 	for partition := range o.Partitions {
 		p.readers = append(p.readers, newReader(p, partition))

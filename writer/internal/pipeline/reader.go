@@ -31,6 +31,9 @@ type reader struct {
 	nextScan time.Time
 	// nextGlance is when to look for what peers have handed back.
 	nextGlance time.Time
+	// admitted is the highest seq that the ledger was seen to have admitted, by
+	// voucher, in this epoch.
+	admitted map[int64]int64
 
 	mu     sync.Mutex
 	inHand map[string]bool
@@ -84,6 +87,7 @@ func (r *reader) turn(ctx context.Context) error {
 	// guardian's matter.
 	if old := r.epoch.Swap(meta.Epoch); old != meta.Epoch {
 		r.nextScan = time.Time{}
+		r.admitted = map[int64]int64{}
 		r.log.Info("reading a ledger", telemetry.KeyEpoch, meta.Epoch)
 	}
 	if !r.database.up() {
@@ -155,7 +159,7 @@ func (r *reader) read(ctx context.Context, epoch int64, most int, block time.Dur
 	if len(raw) > 0 {
 		faultpoint.Reach(faultpoint.WriterAfterRead)
 	}
-	orders := r.take(epoch, raw, reserved)
+	orders := r.take(ctx, epoch, raw, reserved)
 	r.metrics.read.Add(float64(orders))
 	return len(raw), err
 }
@@ -181,7 +185,7 @@ func (r *reader) takeOver(ctx context.Context, epoch int64) error {
 		if len(claimed.Entries) > 0 {
 			faultpoint.Reach(faultpoint.WriterAfterClaim)
 		}
-		orders := r.take(epoch, claimed.Entries, reserved)
+		orders := r.take(ctx, epoch, claimed.Entries, reserved)
 		taken += orders
 		r.metrics.reclaimed.Add(float64(orders))
 		if err != nil {
@@ -220,14 +224,25 @@ func (w work) size() int { return max(1, len(w.entry.Orders)) }
 
 // take decodes entries, brings the reservation to what came and passes them
 // on. Entries that are in hand already are left out: a scan finds our own, too.
-func (r *reader) take(epoch int64, raw []ledger.RawEntry, reserved int) int {
+func (r *reader) take(ctx context.Context, epoch int64, raw []ledger.RawEntry, reserved int) int {
+	// One bound for all lookups: a Redis that does not answer is not asked again
+	// for each entry.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readMargin)
+	defer cancel()
 	orders, slots := 0, 0
 	taken := make([]work, 0, len(raw))
 	for _, e := range raw {
 		if !r.hold(e.ID) {
 			continue
 		}
-		w, err := r.decode(epoch, e)
+		w, err := r.decode(ctx, epoch, e)
+		if err != nil && !errors.Is(err, ledger.ErrVersion) {
+			// Nobody can tell now what it stands for: it comes again.
+			r.metrics.readErrors.Inc()
+			r.log.Warn("entry left pending", telemetry.KeyEntryID, e.ID, telemetry.KeyErr, err)
+			r.letGo(e.ID)
+			continue
+		}
 		if err != nil {
 			// A newer writer may know its version: it stays pending for one.
 			r.metrics.unknownVersions.Inc()
@@ -246,8 +261,34 @@ func (r *reader) take(epoch int64, raw []ledger.RawEntry, reserved int) int {
 	return orders
 }
 
-// decode is an error only for an entry that may be another writer's to read.
-func (r *reader) decode(epoch int64, raw ledger.RawEntry) (work, error) {
+// wasAdmitted tells whether the ledger has admitted a voucher's order seq. It is
+// asked only beyond what it was seen to have admitted, which for new entries is
+// once for each page and voucher.
+func (r *reader) wasAdmitted(ctx context.Context, epoch, voucherID, seq int64) (bool, error) {
+	if seq <= r.admitted[voucherID] {
+		return true, nil
+	}
+	admitted, err := ledger.AdmittedSeq(ctx, r.Client, r.partition, epoch, voucherID)
+	if err != nil {
+		return false, err
+	}
+	if len(r.admitted) >= admittedMost {
+		clear(r.admitted)
+	}
+	r.admitted[voucherID] = admitted
+	return seq <= admitted, nil
+}
+
+// admittedMost bounds the vouchers whose seq is remembered, some 100 bytes each;
+// beyond it all are asked for anew.
+const admittedMost = 10_000
+
+// decode is an error for an entry that may be another writer's to read, which is
+// ledger.ErrVersion, and for one that cannot be read while the ledger does not
+// tell whether the positions that it names were admitted. What was not admitted
+// stands for nothing. An order that can be read goes on where the ledger does not
+// tell: it must not wait for a lookup that nearly always says yes.
+func (r *reader) decode(ctx context.Context, epoch int64, raw ledger.RawEntry) (work, error) {
 	entry, err := ledger.DecodeEntry(r.partition, raw.ID, raw.Fields)
 	dead := &orderstore.DeadEntry{PartitionID: r.partition, Epoch: epoch, EntryID: raw.ID}
 	var malformed *ledger.MalformedError
@@ -255,7 +296,16 @@ func (r *reader) decode(epoch int64, raw ledger.RawEntry) (work, error) {
 	case errors.As(err, &malformed):
 		dead.Reason = malformed.Reason
 		if malformed.Units > 0 && malformed.Epoch == epoch && ledger.Partition(malformed.VoucherID, r.Partitions) == r.partition {
-			dead.VoucherID, dead.FirstSeq, dead.Units = malformed.VoucherID, malformed.FirstSeq, malformed.Units
+			last := malformed.FirstSeq + malformed.Units - 1
+			admitted, err := r.wasAdmitted(ctx, epoch, malformed.VoucherID, last)
+			if err != nil {
+				return work{}, fmt.Errorf("decoding an entry: %w: %w", malformed, err)
+			}
+			if admitted {
+				dead.VoucherID, dead.FirstSeq, dead.Units = malformed.VoucherID, malformed.FirstSeq, malformed.Units
+			} else {
+				dead.Reason += fmt.Sprintf("; seq %d of voucher %d was never admitted", last, malformed.VoucherID)
+			}
 		}
 	case err != nil:
 		return work{}, err
@@ -264,7 +314,11 @@ func (r *reader) decode(epoch int64, raw ledger.RawEntry) (work, error) {
 	case ledger.Partition(entry.VoucherID, r.Partitions) != r.partition:
 		dead.Reason = fmt.Sprintf("voucher %d is not of partition %d", entry.VoucherID, r.partition)
 	default:
-		return work{entry: entry}, nil
+		last := entry.Orders[len(entry.Orders)-1].Seq
+		if admitted, err := r.wasAdmitted(ctx, epoch, entry.VoucherID, last); err != nil || admitted {
+			return work{entry: entry}, nil
+		}
+		dead.Reason = fmt.Sprintf("seq %d of voucher %d was never admitted", last, entry.VoucherID)
 	}
 	dead.Raw = raw.Encode()
 	return work{entry: ledger.Entry{ID: raw.ID, Partition: r.partition, Epoch: epoch}, dead: dead}, nil

@@ -247,6 +247,8 @@ func TestGetBooks_ShowsEverySideAndNamesMissingOrders(t *testing.T) {
 	inFlight := read(3)
 	require.Equal(t, seckillv1.BooksVerdict_BOOKS_VERDICT_IN_FLIGHT, inFlight.GetVerdict())
 	require.EqualValues(t, 2, inFlight.GetInFlight())
+	require.Nil(t, inFlight.GetDatabase().Orders, "not counted")
+	require.Nil(t, inFlight.GetDatabase().Outcomes)
 	l := inFlight.GetLedger()
 	require.Equal(t, []int64{1, 8, 10, 0, 2, 0, 2},
 		[]int64{l.GetEpoch(), l.GetStock(), l.GetOpening(), l.GetReturned(), l.GetAdmitted(), l.GetSettled(), l.GetBuyers()})
@@ -255,6 +257,7 @@ func TestGetBooks_ShowsEverySideAndNamesMissingOrders(t *testing.T) {
 	proven := read(3)
 	require.Equal(t, seckillv1.BooksVerdict_BOOKS_VERDICT_PROVEN, proven.GetVerdict(), "%v", proven)
 	require.EqualValues(t, 2, proven.GetDatabase().GetOrders())
+	require.NotNil(t, proven.GetDatabase().Outcomes)
 	require.EqualValues(t, 8, proven.GetDatabase().GetStock())
 	require.EqualValues(t, 2, proven.GetLedger().GetSettled())
 	require.WithinDuration(t, time.Now(), proven.GetReadTime().AsTime(), time.Minute)

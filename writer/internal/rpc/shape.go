@@ -47,13 +47,15 @@ func (s *Service) shapeBooks(b books.Books) *seckillv1.Books {
 		InFlight:  b.InFlight,
 		Ledger:    shapeLedger(b.Ledger),
 		Database: &seckillv1.DatabaseReading{
-			Total:    b.Database.Total,
-			Stock:    b.Database.Stock,
-			Sold:     b.Database.Sold,
-			Orders:   b.Database.Orders,
-			Outcomes: b.Database.Outcomes,
+			Total: b.Database.Total,
+			Stock: b.Database.Stock,
+			Sold:  b.Database.Sold,
 		},
 		ReadTime: timestamppb.New(b.ReadAt),
+	}
+	// 0 where nothing was counted would be a figure that nobody found.
+	if b.Database.OutcomeByKind != nil {
+		shaped.Database.Orders, shaped.Database.Outcomes = &b.Database.Orders, &b.Database.Outcomes
 	}
 	for _, v := range b.Violations {
 		violation := &seckillv1.Violation{Rule: v.Rule, Detail: v.Detail}
