@@ -24,7 +24,7 @@ import (
 type connection struct {
 	Gateway string        `env:"SECKILL_GATEWAY" default:"127.0.0.1:7070" help:"Address of a gateway, for grab and get-order."`
 	Writer  string        `env:"SECKILL_WRITER" default:"127.0.0.1:7071" help:"Address of a writer, for everything else."`
-	Timeout time.Duration `env:"SECKILL_CTL_TIMEOUT" default:"10s" help:"Most time for one call. Resolving dead letters by a filter takes as long as it takes."`
+	Timeout time.Duration `env:"SECKILL_CTL_TIMEOUT" default:"10s" help:"Most time for one call, and for each page of a list however often it is asked for. Resolving dead letters by a filter takes as long as it takes."`
 	Output  string        `env:"SECKILL_CTL_OUTPUT" enum:"text,json" default:"text" help:"Form of answers: text or json."`
 
 	TLS           bool   `name:"tls" env:"SECKILL_CTL_TLS" help:"Speak TLS. So does each of the flags below."`
@@ -50,7 +50,8 @@ const (
 	// moment: a list of a million orders must not be lost to one of them. Whatever
 	// is not a page is for its caller to repeat.
 	pageTries = 5
-	// The waits between two tries: some 3 s over all of them.
+	// The waits between two tries: some 3 s over all of them, and never beyond the
+	// time of a call.
 	firstRetry, longestRetry = 200 * time.Millisecond, 2 * time.Second
 )
 
@@ -115,19 +116,25 @@ func call[Req, Resp any](ctx context.Context, s *server, method func(context.Con
 	return resp, nil
 }
 
-// page is call for one page of a list.
+// page is call for one page of a list. All its tries share the time of one call;
+// a list of any length goes on as long as its pages come.
 func page[Req, Resp any](ctx context.Context, s *server, method func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req) (Resp, error) {
 	waits := backoff.NewExponentialBackOff()
 	waits.InitialInterval, waits.MaxInterval, waits.Multiplier = firstRetry, longestRetry, 2
-	resp, err := backoff.Retry(ctx, func() (Resp, error) {
-		bounded, cancel := context.WithTimeout(ctx, s.timeout)
-		defer cancel()
+	bounded, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	var away error
+	resp, err := backoff.Retry(bounded, func() (Resp, error) {
 		resp, err := method(bounded, req)
 		if err != nil && status.Code(err) != codes.Unavailable {
 			return resp, backoff.Permanent(err)
 		}
+		away = err
 		return resp, err
 	}, backoff.WithBackOff(waits), backoff.WithMaxTries(pageTries))
+	if errors.Is(err, context.DeadlineExceeded) && away != nil {
+		err = away // the time ended between two tries; what the last one said tells more
+	}
 	if err != nil {
 		return resp, s.fault(err)
 	}

@@ -155,6 +155,11 @@ func TestExecute_HelpAndMistakes(t *testing.T) {
 	}{
 		"help":              {[]string{"--help"}, 0, []string{"Exit codes", "backlog", "voucher create", "dead-letters requeue", "get-order", "SECKILL_WRITER"}},
 		"help of cancel":    {[]string{"dead-letters", "cancel", "--help"}, 0, []string{"--operator=NAME", "$USER", "--held-reason", "-y, --yes"}},
+		"help of create":    {[]string{"voucher", "create", "--help"}, 0, []string{"--begin=now", "--end=TIME"}},
+		"help of orders":    {[]string{"orders", "--help"}, 0, []string{"seckillctl orders [flags]", "--voucher=VOUCHER", "--user=USER"}},
+		"help of get-order": {[]string{"get-order", "--help"}, 0, []string{"seckillctl get-order --user=USER [flags]", "--id=ORDER"}},
+		"order of nothing":  {[]string{"get-order", "--user", "1"}, 2, []string{"--voucher", "--id"}},
+		"order of both":     {[]string{"get-order", "--user", "1", "--voucher", "2", "--id", "X"}, 2, []string{"--voucher", "--id"}},
 		"nothing":           {nil, 2, []string{"expected one of", "See seckillctl --help"}},
 		"unknown command":   {[]string{"sell"}, 2, []string{"sell"}},
 		"unknown flag":      {[]string{"backlog", "--nonsense"}, 2, []string{"--nonsense"}},
@@ -234,11 +239,17 @@ func TestBooks_ViolatedIsAnError(t *testing.T) {
 	addr := serve(t, w)
 	verdict := seckillv1.BooksVerdict_BOOKS_VERDICT_IN_FLIGHT
 	w.books = func(*seckillv1.GetBooksRequest) (*seckillv1.GetBooksResponse, error) {
-		return &seckillv1.GetBooksResponse{Books: &seckillv1.Books{VoucherId: 7, Verdict: verdict, Violations: []*seckillv1.Violation{{Rule: "orders_missing", OrderIds: []string{"X", "Y"}}}}}, nil
+		return &seckillv1.GetBooksResponse{Books: &seckillv1.Books{VoucherId: 7, Verdict: verdict, Database: &seckillv1.DatabaseReading{Sold: 3, Outcomes: new(int64)}, Violations: []*seckillv1.Violation{{Rule: "orders_missing", OrderIds: []string{"X", "Y"}}}}}, nil
 	}
 	code, out, _ := run("--writer", addr, "books", "7")
 	require.Zero(t, code)
 	require.Regexp(t, `(?m)^verdict +IN_FLIGHT$`, out)
+	require.Regexp(t, `(?m)^database\.sold +3$`, out)
+	require.Regexp(t, `(?m)^database\.orders +-$`, out, "not counted is not 0")
+	require.Regexp(t, `(?m)^database\.outcomes +0$`, out)
+	_, line, _ := run("--writer", addr, "--output", "json", "books", "7")
+	require.Contains(t, line, `"outcomes":"0"`)
+	require.NotContains(t, line, `"orders"`)
 	verdict = seckillv1.BooksVerdict_BOOKS_VERDICT_VIOLATED
 	code, out, errs := run("--writer", addr, "books", "7")
 	require.Equal(t, 1, code)
@@ -326,6 +337,41 @@ func TestOrders_SayWhereTheyAreNotAll(t *testing.T) {
 	require.Contains(t, errs, "after 2 orders, which are not all")
 }
 
+func TestLists_EndWithinTheTimeoutHoweverOftenAPageIsAskedFor(t *testing.T) {
+	var tries atomic.Int32
+	away := func() error { tries.Add(1); return status.Error(codes.Unavailable, "away") }
+	w := &writer{
+		orders: func(*seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error) { return nil, away() },
+		letters: func(*seckillv1.ListDeadLettersRequest) (*seckillv1.ListDeadLettersResponse, error) {
+			return nil, away()
+		},
+	}
+	addr := serve(t, w)
+	for _, args := range [][]string{{"dead-letters", "list"}, {"orders", "--voucher", "7"}} {
+		tries.Store(0)
+		code, _, errs := run(append([]string{"--writer", addr, "--timeout", "100ms"}, args...)...)
+		require.Equal(t, 1, code)
+		require.Contains(t, errs, "UNAVAILABLE: away", "what the server said, not that a wait ended")
+		require.EqualValues(t, 1, tries.Load(), "the wait before the second try is longer than the time")
+	}
+
+	// One that answers nothing at all has no more time for its pages than for one.
+	ended := make(chan struct{})
+	t.Cleanup(func() { close(ended) })
+	w.letters = func(*seckillv1.ListDeadLettersRequest) (*seckillv1.ListDeadLettersResponse, error) {
+		if tries.Add(1) == 1 {
+			return nil, status.Error(codes.Unavailable, "away")
+		}
+		<-ended
+		return nil, nil
+	}
+	tries.Store(0)
+	code, _, errs := run("--writer", addr, "--timeout", "1s", "dead-letters", "list")
+	require.Equal(t, 1, code)
+	require.Contains(t, errs, "DEADLINE_EXCEEDED")
+	require.EqualValues(t, 2, tries.Load())
+}
+
 // resolving answers n resolutions and then err.
 func resolving(n int64, total int64, result seckillv1.DeadLetterResult, err error) func(*seckillv1.ResolveDeadLetterRequest, grpc.ServerStreamingServer[seckillv1.ResolveDeadLetterResponse]) error {
 	return func(_ *seckillv1.ResolveDeadLetterRequest, s grpc.ServerStreamingServer[seckillv1.ResolveDeadLetterResponse]) error {
@@ -378,6 +424,32 @@ func TestDeadLetters_ProgressAndSum(t *testing.T) {
 	code, _, errs = cancel("--yes", "--all")
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "2 are still held")
+}
+
+func TestDeadLetters_OneThatCameToSomethingElseThanAskedIsAnError(t *testing.T) {
+	w := &writer{}
+	addr := serve(t, w)
+	t.Setenv("USER", "ann")
+	const persisted, conflict, cancelled = seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_PERSISTED,
+		seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CONFLICT, seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CANCELLED
+	for _, row := range []struct {
+		action string
+		result seckillv1.DeadLetterResult
+		code   int
+	}{
+		{"requeue", persisted, 0}, {"requeue", cancelled, 1}, {"requeue", conflict, 1},
+		{"cancel", cancelled, 0}, {"cancel", persisted, 1}, {"cancel", conflict, 1},
+	} {
+		w.resolve = resolving(1, 1, row.result, nil)
+		code, out, errs := run("--writer", addr, "dead-letters", row.action, "o.7.1.5.0", "--reason", "x")
+		require.Equal(t, row.code, code, "%s %s", row.action, row.result)
+		require.Contains(t, out, "1/1 o.0 "+enumName(row.result)+": so it is\n", "it is an answer all the same")
+		if row.code != 0 {
+			require.Contains(t, errs, "o.7.1.5.0 is "+enumName(row.result)+", which is not what was asked for")
+		}
+		code, _, errs = run("--writer", addr, "dead-letters", row.action, "--all", "--yes", "--reason", "x")
+		require.Zero(t, code, errs)
+	}
 }
 
 func TestDeadLetters_ManyAreResolvedOnlyAfterAYes(t *testing.T) {

@@ -49,8 +49,17 @@ func (c *findCommand) Run(ctx context.Context, to *connection, std command.Strea
 }
 
 type ordersCommand struct {
-	Voucher int64 `xor:"of" required:"" placeholder:"VOUCHER" help:"Orders of this voucher, by epoch and seq."`
-	User    int64 `xor:"of" required:"" placeholder:"USER" help:"Orders of this user, by voucher."`
+	Voucher int64 `placeholder:"VOUCHER" help:"Orders of this voucher, by epoch and seq; or --user."`
+	User    int64 `placeholder:"USER" help:"Orders of this user, by voucher; or --voucher."`
+}
+
+// Validate is called by kong, whose own way to say "one of these" shows each of
+// them as required.
+func (c *ordersCommand) Validate() error {
+	if (c.Voucher != 0) == (c.User != 0) {
+		return errors.New("give --voucher or --user, one of them")
+	}
+	return nil
 }
 
 // Run prints committed orders, all pages. What is printed is complete where the
@@ -111,8 +120,16 @@ func (c *grabCommand) Run(ctx context.Context, to *connection, std command.Strea
 
 type getOrderCommand struct {
 	User    int64  `required:"" placeholder:"USER" help:"The buyer."`
-	Voucher int64  `xor:"key" required:"" placeholder:"VOUCHER" help:"The voucher."`
-	ID      string `name:"id" xor:"key" required:"" placeholder:"ORDER" help:"The order, 26 characters."`
+	Voucher int64  `placeholder:"VOUCHER" help:"The voucher; or --id."`
+	ID      string `name:"id" placeholder:"ORDER" help:"The order, 26 characters; or --voucher."`
+}
+
+// Validate is called by kong.
+func (c *getOrderCommand) Validate() error {
+	if (c.Voucher != 0) == (c.ID != "") {
+		return errors.New("give --voucher or --id, one of them")
+	}
+	return nil
 }
 
 // Run shows a user's order.

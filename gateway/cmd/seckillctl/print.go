@@ -46,7 +46,8 @@ func (c *connection) print(w io.Writer, m proto.Message) error {
 
 func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
 
-// describe prints the fields that are set, a line each.
+// describe prints the fields that are set, a line each. A figure that says by its
+// absence that it is not known is "-".
 func describe(w io.Writer, prefix string, m protoreflect.Message) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -57,6 +58,8 @@ func describe(w io.Writer, prefix string, m protoreflect.Message) {
 			for j := range value.List().Len() {
 				describeValue(w, fmt.Sprintf("%s[%d]", name, j), field, value.List().Get(j))
 			}
+		case field.HasOptionalKeyword() && !m.Has(field):
+			fmt.Fprintf(w, "%s\t-\n", name)
 		case field.HasPresence() && !m.Has(field):
 		default:
 			describeValue(w, name, field, value)

@@ -20,7 +20,7 @@ type createCommand struct {
 	ID    int64  `name:"id" default:"0" help:"Id of the voucher; 0: the server gives one, another one each time."`
 	Title string `placeholder:"TEXT" help:"What people call it."`
 	Total int64  `required:"" placeholder:"UNITS" help:"Units in all."`
-	Begin moment `default:"now" placeholder:"TIME" help:"When the sale opens: now, +2h, or 2026-11-30T18:00:00Z."`
+	Begin moment `default:"now" help:"When the sale opens: now, +2h, or 2026-11-30T18:00:00Z."`
 	End   moment `required:"" placeholder:"TIME" help:"When it ends, in the same forms."`
 }
 

@@ -569,10 +569,11 @@ type DatabaseReading struct {
 	Stock int64 `protobuf:"varint,2,opt,name=stock,proto3" json:"stock,omitempty"`
 	// Units sold, as counted by the transactions that sold them.
 	Sold int64 `protobuf:"varint,3,opt,name=sold,proto3" json:"sold,omitempty"`
-	// Order rows, counted.
-	Orders int64 `protobuf:"varint,4,opt,name=orders,proto3" json:"orders,omitempty"`
-	// Outcome rows, counted: orders that ended otherwise than as a row.
-	Outcomes      int64 `protobuf:"varint,5,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// Order rows, counted. Unset where they were not: while orders are in flight.
+	Orders *int64 `protobuf:"varint,4,opt,name=orders,proto3,oneof" json:"orders,omitempty"`
+	// Outcome rows, counted: orders that ended otherwise than as a row. Unset as
+	// orders is.
+	Outcomes      *int64 `protobuf:"varint,5,opt,name=outcomes,proto3,oneof" json:"outcomes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -629,15 +630,15 @@ func (x *DatabaseReading) GetSold() int64 {
 }
 
 func (x *DatabaseReading) GetOrders() int64 {
-	if x != nil {
-		return x.Orders
+	if x != nil && x.Orders != nil {
+		return *x.Orders
 	}
 	return 0
 }
 
 func (x *DatabaseReading) GetOutcomes() int64 {
-	if x != nil {
-		return x.Outcomes
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
 	}
 	return 0
 }
@@ -688,13 +689,15 @@ const file_seckill_v1_voucher_proto_rawDesc = "" +
 	"\breturned\x18\x04 \x01(\x03R\breturned\x12\x1a\n" +
 	"\badmitted\x18\x05 \x01(\x03R\badmitted\x12\x18\n" +
 	"\asettled\x18\x06 \x01(\x03R\asettled\x12\x16\n" +
-	"\x06buyers\x18\a \x01(\x03R\x06buyers\"\x85\x01\n" +
+	"\x06buyers\x18\a \x01(\x03R\x06buyers\"\xa7\x01\n" +
 	"\x0fDatabaseReading\x12\x14\n" +
 	"\x05total\x18\x01 \x01(\x03R\x05total\x12\x14\n" +
 	"\x05stock\x18\x02 \x01(\x03R\x05stock\x12\x12\n" +
-	"\x04sold\x18\x03 \x01(\x03R\x04sold\x12\x16\n" +
-	"\x06orders\x18\x04 \x01(\x03R\x06orders\x12\x1a\n" +
-	"\boutcomes\x18\x05 \x01(\x03R\boutcomes*\xae\x01\n" +
+	"\x04sold\x18\x03 \x01(\x03R\x04sold\x12\x1b\n" +
+	"\x06orders\x18\x04 \x01(\x03H\x00R\x06orders\x88\x01\x01\x12\x1f\n" +
+	"\boutcomes\x18\x05 \x01(\x03H\x01R\boutcomes\x88\x01\x01B\t\n" +
+	"\a_ordersB\v\n" +
+	"\t_outcomes*\xae\x01\n" +
 	"\fVoucherState\x12\x1d\n" +
 	"\x19VOUCHER_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13VOUCHER_STATE_DRAFT\x10\x01\x12\x16\n" +
@@ -758,6 +761,7 @@ func file_seckill_v1_voucher_proto_init() {
 	if File_seckill_v1_voucher_proto != nil {
 		return
 	}
+	file_seckill_v1_voucher_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

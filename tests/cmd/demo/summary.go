@@ -39,8 +39,11 @@ func summary(r result, cfg settings) string {
 			grouped(l.GetOpening()), grouped(l.GetReturned()), grouped(l.GetSettled()), counted(l.GetBuyers(), "buyer"))
 	}
 	if d := r.reckoning.GetDatabase(); d != nil {
-		line("database", "stock %s + sold %s = total %s; %s, %s", grouped(d.GetStock()), grouped(d.GetSold()),
-			grouped(d.GetTotal()), counted(d.GetOrders(), "row"), counted(d.GetOutcomes(), "other outcome"))
+		rows := "rows not counted while orders are in flight"
+		if d.Orders != nil {
+			rows = counted(d.GetOrders(), "row") + ", " + counted(d.GetOutcomes(), "other outcome")
+		}
+		line("database", "stock %s + sold %s = total %s; %s", grouped(d.GetStock()), grouped(d.GetSold()), grouped(d.GetTotal()), rows)
 	}
 	for _, v := range r.reckoning.GetViolations() {
 		line("VIOLATED", "%s: %s", v.GetRule(), v.GetDetail())

@@ -88,6 +88,7 @@ func (c *checkCommand) servers(ctx context.Context, codec *orderid.Codec, out io
 	problems.Add(err)
 	if err == nil {
 		fmt.Fprintf(out, "database: answers, %d partitions\n", db.partitions)
+		problems.Add(c.checkSlots(db.partitions))
 	}
 	for _, warning := range db.warnings {
 		fmt.Fprintf(out, "database: warning: %s\n", warning)

@@ -19,6 +19,7 @@ import (
 	"github.com/seckill/seckill/pkg/orderid"
 	"github.com/seckill/seckill/pkg/redisconn"
 	"github.com/seckill/seckill/writer/internal/orderstore"
+	"github.com/seckill/seckill/writer/internal/pipeline"
 )
 
 func TestMain(m *testing.M) { os.Exit(devstack.Main(m)) }
@@ -27,6 +28,27 @@ const (
 	patience = 60 * time.Second
 	pollTime = 20 * time.Millisecond
 )
+
+// The settings refuse exactly what the pipeline would, in the words of flags.
+func TestSettings_SlotsAndConsumerAreRefusedAsByThePipeline(t *testing.T) {
+	for _, partitions := range []int{1, 8, 64} {
+		least := 1000 + ledger.MaxBatch*partitions
+		for _, slots := range []int{1, least - 1, least, least + 1} {
+			s := settings{Slots: slots, BatchSize: 1000, Committers: 1}
+			o := pipeline.Options{
+				Consumer: "w", Partitions: partitions, Committers: 1, BatchMax: 1000, SlotsMax: s.slots(partitions),
+				BatchTimeout: time.Second, MinIdle: time.Minute, Block: time.Second, DrainTimeout: time.Second,
+			}
+			require.Equal(t, o.Validate() == nil, s.checkSlots(partitions) == nil, "%d slots for %d partitions", slots, partitions)
+			require.Equal(t, slots >= least, o.Validate() == nil)
+			o.SlotsMax, o.Consumer = least, ledger.ReleasedConsumer
+			require.ErrorContains(t, o.Validate(), "released")
+		}
+		s := settings{BatchSize: 1000, Committers: 1}
+		require.NoError(t, s.checkSlots(partitions))
+		require.GreaterOrEqual(t, s.slots(partitions), least)
+	}
+}
 
 // program runs the program in this process.
 func program(args ...string) (code int, out, errs string) {
@@ -107,13 +129,14 @@ func TestCheckConfig_NamesBothValuesOfWhatDoesNotFit(t *testing.T) {
 		{"deadlines", []string{"--default-deadline=3m"}, []string{"--default-deadline 3m0s", "--max-deadline 2m0s"}},
 		{"batch size", []string{"--batch-size=0"}, []string{"--batch-size 0"}},
 		{"committers", []string{"--committers=0"}, []string{"--committers 0"}},
-		{"slots", []string{"--slots=1000"}, []string{"--slots 1000", "--batch-size 1000"}},
+		{"slots", []string{"--slots=1255"}, []string{"--slots 1255", "1256", "--batch-size 1000"}},
 		{"connections", []string{"--database-conns=5"}, []string{"--database-conns 5", "--committers 3"}},
 		{"in flight", []string{"--max-in-flight=1"}, []string{"--max-in-flight 1"}},
 		{"guardian", []string{"--guardian-interval=0s"}, []string{"--guardian-interval 0s"}},
 		{"listen", []string{"--listen=7071"}, []string{`--listen "7071"`}},
 		{"admin", []string{"--admin=nowhere"}, []string{`--admin "nowhere"`}},
 		{"consumer", []string{"--consumer=a b"}, []string{`--consumer "a b"`}},
+		{"consumer of released entries", []string{"--consumer=released"}, []string{`--consumer "released"`}},
 		{"consumer as the group", []string{"--consumer=writers"}, []string{`--consumer "writers"`}},
 		{"half of TLS", []string{"--tls-cert-file=" + key}, []string{"--tls-key-file"}},
 		{"client CA alone", []string{"--tls-client-ca-file=" + key}, []string{"--tls-client-ca-file needs"}},

@@ -242,6 +242,9 @@ type parts struct {
 }
 
 func newParts(cfg settings, store *orderstore.Store, redis connected, log *slog.Logger, registerer prometheus.Registerer) (parts, error) {
+	if err := cfg.checkSlots(redis.db.partitions); err != nil {
+		return parts{}, err
+	}
 	keeper := guardian.New(guardian.Options{
 		Store:        store,
 		Client:       redis.calls,

@@ -33,7 +33,7 @@ type settings struct {
 	Consumer     string        `env:"SECKILL_CONSUMER" placeholder:"NAME" help:"Name in the consumer groups. Must differ between processes; the default is made of host, process id and a random part."`
 	Committers   int           `env:"SECKILL_COMMITTERS" default:"3" help:"Transactions in flight."`
 	BatchSize    int           `env:"SECKILL_BATCH_SIZE" default:"1000" help:"Orders that one transaction inserts, about."`
-	Slots        int           `env:"SECKILL_SLOTS" default:"0" help:"Most orders in hand; 0: two batches a committer and one stream entry a partition."`
+	Slots        int           `env:"SECKILL_SLOTS" default:"0" help:"Most orders in hand, at least --batch-size and 256 a partition; 0: two batches a committer and 256 a partition."`
 	BatchTimeout time.Duration `env:"SECKILL_BATCH_TIMEOUT" default:"5s" help:"Bound on one run of a transaction."`
 	LockWait     time.Duration `env:"SECKILL_LOCK_WAIT" default:"0s" help:"innodb_lock_wait_timeout of the writer's sessions, in whole seconds, less than --batch-timeout; 0s: as many as fit below it, at most 5s."`
 	MinIdle      time.Duration `env:"SECKILL_MIN_IDLE" default:"30s" help:"Pending for that long, an entry is taken over from its writer; more than twice --batch-timeout."`
@@ -144,8 +144,9 @@ func (s *settings) check() (problems command.Problems) {
 	problems.If(s.OrderKeyFile == "", "no order key is given: set --order-key-file (writer keygen makes one)")
 	problems.If(s.Committers < 1 || s.Committers > 64, "--committers %d: must be from 1 to 64", s.Committers)
 	problems.If(s.BatchSize < 1 || s.BatchSize > 10_000, "--batch-size %d: must be from 1 to 10000", s.BatchSize)
-	problems.If(s.Slots != 0 && s.Slots < s.BatchSize+ledger.MaxBatch, "--slots %d: must be 0, or at least --batch-size %d and one stream entry of %d",
-		s.Slots, s.BatchSize, ledger.MaxBatch)
+	// How many partitions there are the database says: here it is held against one,
+	// by serve and check-config --connect against all.
+	problems.Add(s.checkSlots(1))
 	problems.If(s.DatabaseConns < s.Committers+otherConns, "--database-conns %d: must be at least --committers %d and %d more",
 		s.DatabaseConns, s.Committers, otherConns)
 	problems.If(s.MaxInFlight < ledger.MaxBatch, "--max-in-flight %d: must be at least one batch of %d", s.MaxInFlight, ledger.MaxBatch)
@@ -176,7 +177,18 @@ func (s *settings) check() (problems command.Problems) {
 		}
 	}
 	problems.If(s.Consumer == ledger.Group, "--consumer %q: is the name of the group", s.Consumer)
+	problems.If(s.Consumer == ledger.ReleasedConsumer, "--consumer %q: is the name of what holds entries that writers handed back", s.Consumer)
 	return problems
+}
+
+// checkSlots refuses slots that a batch and one stream entry of each partition
+// do not fit into: a reader might wait for slots that never come.
+func (s *settings) checkSlots(partitions int) error {
+	if least := s.BatchSize + ledger.MaxBatch*partitions; s.Slots != 0 && s.Slots < least {
+		return fmt.Errorf("--slots %d: must be 0, or at least %d: --batch-size %d and one stream entry of %d for each partition (partitions: %d)",
+			s.Slots, least, s.BatchSize, ledger.MaxBatch, partitions)
+	}
+	return nil
 }
 
 // consumerName differs between processes also where host names and process ids

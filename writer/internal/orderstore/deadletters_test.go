@@ -40,6 +40,23 @@ func TestDeadLetterID_ReadsOnlyWhatItWrote(t *testing.T) {
 	}
 }
 
+// Once a dead letter is requeued nothing knows when it was first seen.
+func TestDeadLetterID_FirstSeenIsNoPartOfItsIdentity(t *testing.T) {
+	f := newFixture(t)
+	f.voucher(1, 10)
+	f.hold(order(1, 5, 50))
+	listed := f.letters(orderstore.DeadLetterFilter{})[0].ID
+	for _, text := range []string{"o.1.1.5.9999", listed.String()} {
+		id, err := orderstore.ParseDeadLetterID(text)
+		require.NoError(t, err, text)
+		require.Equal(t, orderstore.ResultPersisted, f.requeue(id).Result)
+	}
+	id, err := orderstore.ParseDeadLetterID("o.1.1.6.9999")
+	require.NoError(t, err)
+	_, err = f.Requeue(f.ctx, id, "ada", "because")
+	require.ErrorIs(t, err, orderstore.ErrDeadLetterNotFound)
+}
+
 func TestDeadLetters_Filters(t *testing.T) {
 	f := newFixture(t)
 	f.voucher(7, 10)
