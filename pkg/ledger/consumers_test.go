@@ -18,12 +18,6 @@ func (b *book) foreign(fields ...string) string {
 	return id
 }
 
-// age makes a pending entry as old in its consumer's hand as a takeover waits.
-func (b *book) age(consumer, id string, idle time.Duration) {
-	b.t.Helper()
-	b.must("XCLAIM", b.keys()["orders"], Group, consumer, "0", id, "IDLE", formatInt(idle.Milliseconds()), "JUSTID")
-}
-
 // holders maps entries to who holds them and how often they were delivered.
 func (b *book) holders() map[string]string {
 	b.t.Helper()
