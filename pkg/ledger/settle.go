@@ -54,6 +54,10 @@ type Settlement struct {
 type SettleResult struct {
 	// Settled is false where the entry had been settled before.
 	Settled bool
+	// Stranger is true where the entry was acknowledged and could not be counted
+	// in full: it was never admitted, or another one of the partition was not that
+	// has been settled before. The counters are right once nothing is in flight.
+	Stranger bool
 	// Units that came back to stock.
 	Units int64
 	Err   error
@@ -122,12 +126,12 @@ func parseSettleReply(s Settlement, reply []rueidis.RedisMessage) SettleResult {
 	switch {
 	case err != nil:
 		return SettleResult{Err: err}
-	case name == "SETTLED" && len(reply) == 3:
+	case (name == "SETTLED" || name == "UNCOUNTED") && len(reply) == 3:
 		units, err := reply[2].AsInt64()
 		if err != nil {
 			return SettleResult{Err: fmt.Errorf("%w: settle answered %s: %w", ErrFault, detail, err)}
 		}
-		return SettleResult{Settled: true, Units: units}
+		return SettleResult{Settled: true, Stranger: name == "UNCOUNTED", Units: units}
 	case name == "NO_TOKEN":
 		return SettleResult{}
 	case name == "STALE_EPOCH":

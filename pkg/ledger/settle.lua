@@ -18,9 +18,19 @@
 -- ARGV[6] verdict   p persisted, h held, c conflict, r rejected, x cancelled
 -- ARGV[7] standing  with c the epoch.seq of the order that stands, else empty
 --
--- Returns {'SETTLED', orders, units_returned}; {'NO_TOKEN'} where the entry was
--- settled before; {'STALE_EPOCH', epoch} where the ledger is of another epoch.
--- Both leave no effect, as does every error.
+-- Returns {'SETTLED', orders, units_returned}; {'UNCOUNTED', orders_counted,
+-- units_returned} where the stream carried an entry that was never admitted;
+-- {'NO_TOKEN'} where the entry was settled before; {'STALE_EPOCH', epoch} where
+-- the ledger is of another epoch. The last two leave no effect, as does every
+-- error.
+--
+-- Admission moves entry, seq and entries_in as one. So where seq is below the
+-- entry's last, nobody admitted the entry: it is taken away and nothing else
+-- changes. Where settled would pass seq, or entries_out entries_in, this entry
+-- or one that was settled before it is a stranger's, and nobody can tell which.
+-- So both stop where they can be at most: with nothing in flight they are right,
+-- whatever a stranger added. Only an order that its mark says is in flight is
+-- told then: nothing is told twice.
 --
 -- The entry is the token: it counts once, whether it is pending, undelivered
 -- or was trimmed while a writer held it. A mark changes only where it still
@@ -48,7 +58,7 @@ local function failed(reply)
   return type(reply) == 'table' and reply.err
 end
 
-local meta = redis.call('HMGET', KEYS[1], 'epoch', 'settled', 'entries_out')
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'settled', 'entries_in', 'entries_out')
 if meta[1] ~= ARGV[3] then
   return {'STALE_EPOCH', meta[1] or ''}
 end
@@ -66,22 +76,35 @@ if #pending == 0 and #redis.call('XRANGE', KEYS[5], ARGV[2], ARGV[2], 'COUNT', 1
   return {'NO_TOKEN'}
 end
 
-local meta_settled, entries_out = whole(meta[2]), whole(meta[3])
-if not (meta_settled and entries_out) then
+local meta_settled, entries_in, entries_out = whole(meta[2]), whole(meta[3]), whole(meta[4])
+if not (meta_settled and entries_in and entries_out) then
   return fault('meta: a counter is not a whole number')
 end
 
-local voucher = redis.call('HMGET', KEYS[2], 'stock', 'returned', 'settled', 'removed')
+local voucher = redis.call('HMGET', KEYS[2], 'stock', 'returned', 'settled', 'removed', 'seq')
 local stock, returned, settled, removed = whole(voucher[1]), whole(voucher[2]), whole(voucher[3]), whole(voucher[4])
-if not (stock and returned and settled and removed) then
+local admitted = whole(voucher[5])
+if not (stock and returned and settled and removed and admitted) then
   return fault('voucher: missing, or a field is not a whole number')
 end
 
-local users, n = {}, 0
+local users, n, last = {}, 0, 0
 for i = 4, #ARGV, 4 do
   n = n + 1
   users[n] = ARGV[i]
+  local seq = whole(ARGV[i + 1])
+  if not seq then
+    return fault('seq is not a whole number')
+  end
+  last = math.max(last, seq)
 end
+local strange = last > admitted
+local counted, out = 0, 0
+if not strange then
+  counted = math.max(0, math.min(n, admitted - settled))
+  out = entries_out < entries_in and 1 or 0
+end
+local whole_entry = counted == n and out == 1
 local marks = redis.call('HMGET', KEYS[3], unpack(users))
 
 local set, set_old, gone, gone_old, ended, seqs = {}, {}, {}, {}, {}, {}
@@ -92,6 +115,9 @@ for i = 1, n do
   local position = ARGV[3] .. '.' .. seq
   local mark = marks[i]
   local holds = mark and string.sub(mark, 1, -2) == position
+  if counted < n then
+    holds = not strange and mark == position .. 'a'
+  end
   if verdict == 'p' or verdict == 'h' then
     if holds and mark ~= position .. verdict then
       set[#set + 1], set[#set + 2] = user, position .. verdict
@@ -111,13 +137,13 @@ for i = 1, n do
       gone[#gone + 1] = user
       gone_old[#gone_old + 1], gone_old[#gone_old + 2] = user, mark
     end
-    if verdict == 'x' and (holds or user == '0') then
+    if verdict == 'x' and (holds or (user == '0' and counted == n)) then
       units = units + 1
     end
   else
     return fault('unknown verdict')
   end
-  if verdict ~= 'p' then
+  if verdict ~= 'p' and (holds or counted == n) then
     seqs[#seqs + 1] = seq
     ended[#ended + 1], ended[#ended + 2] = seq, user .. ':' .. verdict .. ':' .. standing
   end
@@ -142,13 +168,13 @@ local function write(...)
 end
 local ok = write('HSET', KEYS[2],
   'stock', string.format('%.0f', stock + units), 'returned', string.format('%.0f', returned + units),
-  'settled', string.format('%.0f', settled + n), 'removed', string.format('%.0f', removed + #gone))
+  'settled', string.format('%.0f', settled + counted), 'removed', string.format('%.0f', removed + #gone))
 if ok then
   undo[#undo + 1] = {'HSET', KEYS[2], 'stock', voucher[1], 'returned', voucher[2], 'settled', voucher[3], 'removed', voucher[4]}
-  ok = write('HSET', KEYS[1], 'settled', string.format('%.0f', meta_settled + n), 'entries_out', string.format('%.0f', entries_out + 1))
+  ok = write('HSET', KEYS[1], 'settled', string.format('%.0f', meta_settled + counted), 'entries_out', string.format('%.0f', entries_out + out))
 end
 if ok then
-  undo[#undo + 1] = {'HSET', KEYS[1], 'settled', meta[2], 'entries_out', meta[3]}
+  undo[#undo + 1] = {'HSET', KEYS[1], 'settled', meta[2], 'entries_out', meta[4]}
   if #set > 0 then
     ok = write('HSET', KEYS[3], unpack(set))
     if ok then
@@ -185,4 +211,4 @@ if not ok then
   return fault('undone: ' .. why)
 end
 redis.pcall('XDEL', KEYS[5], ARGV[2])
-return {'SETTLED', n, units}
+return {whole_entry and 'SETTLED' or 'UNCOUNTED', counted, units}

@@ -192,8 +192,8 @@ func TestSettle_AFieldThatIsNoNumberHasNoEffect(t *testing.T) {
 	b.deliver("w")
 	settlement := b.mixed(b.entries()[0])
 	for name, fields := range map[string][]string{
-		"meta":    {"settled", "entries_out"},
-		"voucher": {"stock", "returned", "settled", "removed"},
+		"meta":    {"settled", "entries_in", "entries_out"},
+		"voucher": {"stock", "returned", "settled", "removed", "seq"},
 	} {
 		for _, field := range fields {
 			for _, bad := range []string{"", "x", "-1", "1.5", "1e3", " 1", "1234567890123456", "nil"} {
@@ -241,6 +241,7 @@ func TestSettle_WhatNoWriterSaysHasNoEffect(t *testing.T) {
 		"verdict":               change(func(s *Settlement) { s.Orders[4].Verdict = 'q' }),
 		"no verdict":            change(func(s *Settlement) { s.Orders[0].Verdict = 0 }),
 		"conflict with nothing": change(func(s *Settlement) { s.Orders[2].Standing = orderid.Position{} }),
+		"seq":                   change(func(s *Settlement) { s.Orders[0].Seq = -1 }),
 		"no orders":             change(func(s *Settlement) { s.Orders = nil }),
 		"entry id":              change(func(s *Settlement) { s.EntryID = "first" }),
 	} {
@@ -361,4 +362,98 @@ func TestSettle_AnAnswerThatNobodyWroteIsAFault(t *testing.T) {
 		require.ErrorIs(t, err, ErrFault, body)
 	}
 	require.ErrorIs(t, parseSettleReply(Settlement{}, nil).Err, ErrFault)
+}
+
+// stray adds an entry by hand that names positions which an admission may have
+// given away, and returns its settlement.
+func (b *book) stray(first int64, users []int64, verdict Verdict) Settlement {
+	b.t.Helper()
+	id, err := b.do("XADD", b.keys()["orders"], "*", "v", EntryVersion).ToString()
+	require.NoError(b.t, err)
+	s := Settlement{Partition: b.partition, EntryID: id, Epoch: b.epoch, VoucherID: b.voucher.VoucherID}
+	for i, user := range users {
+		s.Orders = append(s.Orders, Settled{UserID: user, Seq: first + int64(i), Verdict: verdict})
+	}
+	return s
+}
+
+func TestSettle_AnEntryThatWasNeverAdmittedChangesNothing(t *testing.T) {
+	b := newBook(t, 10)
+	b.admit(1, 2, 3, 4, 5)
+	require.True(t, b.settle(b.mixed(b.entries()[0])).Settled)
+	b.admit(6, 7)
+	ours := b.settlement(b.entries()[0], VerdictPersisted)
+	before := b.snapshot()
+	for _, verdict := range []Verdict{VerdictPersisted, VerdictHeld, VerdictRejected, VerdictCancelled} {
+		for _, s := range []Settlement{b.stray(8, []int64{6}, verdict), b.stray(901, []int64{0}, verdict), b.stray(7, []int64{7, 0}, verdict)} {
+			b.deliver("w")
+			require.Equal(t, SettleResult{Settled: true, Stranger: true}, b.settle(s))
+			require.Equal(t, SettleResult{}, b.settle(s))
+		}
+	}
+	b.must("XGROUP", "SETID", b.keys()["orders"], Group, "0")
+	b.must("XACK", b.keys()["orders"], Group, ours.EntryID)
+	require.Equal(t, before, b.snapshot())
+	require.Equal(t, SettleResult{Settled: true}, b.settle(ours))
+}
+
+// With nothing in flight: whatever the stranger's entry names and however it
+// ended, nothing is counted, given back or told a second time.
+func TestSettle_AnEntryTooManyCountsNothing(t *testing.T) {
+	b := newBook(t, 10)
+	b.admit(1, 2, 3, 4, 5)
+	require.True(t, b.settle(b.mixed(b.entries()[0])).Settled)
+	b.admit(6)
+	require.True(t, b.settle(b.settlement(b.entries()[0], VerdictPersisted)).Settled)
+	before := b.snapshot()
+	for _, verdict := range []Verdict{VerdictPersisted, VerdictHeld, VerdictRejected, VerdictCancelled} {
+		for _, users := range [][]int64{{1, 2, 3, 4, 5, 6}, {0, 0, 0, 0, 0, 0}} {
+			require.Equal(t, SettleResult{Settled: true, Stranger: true}, b.settle(b.stray(1, users, verdict)))
+			require.Equal(t, before, b.snapshot())
+		}
+	}
+}
+
+// A stranger's entry that is settled before those that were admitted counts in
+// their place; when all are settled, the books are right all the same.
+func TestSettle_AStrangersEntryAheadOfOthersLeavesTheBooksRight(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 5} {
+		b := newBook(t, 10)
+		b.admit(1)
+		b.admit(2, 3, 4, 5, 6)
+		entries := b.entries()
+		require.True(t, b.settle(b.stray(1, []int64{1, 2, 3, 4, 5}[:n], VerdictPersisted)).Settled)
+		first := b.settle(b.settlement(entries[0], VerdictPersisted))
+		last := b.settle(b.settlement(entries[1], VerdictCancelled))
+		require.True(t, first.Settled && last.Settled)
+		require.True(t, first.Stranger || last.Stranger)
+		books := b.books()
+		require.Equal(t, []int64{6, 6, 6, 2, 2, 0}, []int64{books.Settled, books.Meta.Settled, books.Meta.Admitted, books.Meta.EntriesIn, books.Meta.EntriesOut, books.Entries})
+		require.Equal(t, "(nil)", b.mark(6), "an order in flight is told how it ended")
+		require.Equal(t, "6:x:", b.outcome(6))
+		require.Equal(t, books.Seq-books.Removed, books.Buyers)
+		require.Equal(t, books.Opening+books.Returned, books.Stock+books.Seq)
+	}
+}
+
+func TestAdmittedSeq_TellsHowFarTheLedgerHasAdmitted(t *testing.T) {
+	b := newBook(t, 10)
+	seq, err := AdmittedSeq(b.ctx, b.client, b.partition, b.epoch, b.voucher.VoucherID)
+	require.NoError(t, err)
+	require.Zero(t, seq)
+	b.admit(1, 2, 3)
+	seq, err = AdmittedSeq(b.ctx, b.client, b.partition, b.epoch, b.voucher.VoucherID)
+	require.NoError(t, err)
+	require.Equal(t, int64(3), seq)
+	_, err = AdmittedSeq(b.ctx, b.client, b.partition, b.epoch, 1)
+	require.ErrorIs(t, err, ErrMissing)
+	for _, bad := range []string{"", "x", "-1"} {
+		b.must("HSET", b.keys()["voucher"], "seq", bad)
+		_, err = AdmittedSeq(b.ctx, b.client, b.partition, b.epoch, b.voucher.VoucherID)
+		require.ErrorIs(t, err, ErrFault, bad)
+	}
+	b.must("DEL", b.keys()["voucher"])
+	b.must("SET", b.keys()["voucher"], "x")
+	_, err = AdmittedSeq(b.ctx, b.client, b.partition, b.epoch, b.voucher.VoucherID)
+	require.ErrorIs(t, err, ErrFault)
 }

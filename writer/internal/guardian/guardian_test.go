@@ -190,7 +190,7 @@ func TestGuardian_ProvesEachPartitionForItself(t *testing.T) {
 	again := f.Guardian()
 	f.Run(again)
 	require.Eventually(t, func() bool { return again.Status()[0].Open }, writertest.Patience, 10*time.Millisecond)
-	closed(t, again, 1, "ledger_entries")
+	closed(t, again, 1, "orders_missing")
 	f.Admitted(2, 2)
 	refused(t, f, 3)
 }

@@ -167,3 +167,117 @@ func TestPipeline_StopHandsBackWhatItCannotFinish(t *testing.T) {
 	require.Equal(t, int64(300), f.rows(7))
 	f.proven(7)
 }
+
+// Entries that somebody adds by hand, with headers that look sound, while the
+// guardian watches: none changes a figure, takes a unit or stops the sale.
+func TestPipeline_EntriesAddedByHandChangeNothing(t *testing.T) {
+	record := string(ledger.EncodeRecord(2, "", ""))
+	for name, c := range map[string]struct {
+		first, n, orders string
+		letters          int64
+		// counted tells that the writer must see that nothing was left to count.
+		counted bool
+	}{
+		"an order again that is a row":                 {first: "2", n: "1", orders: record, counted: true},
+		"a position that is a row, unreadable":         {first: "2", n: "1", orders: "garbage", letters: 1, counted: true},
+		"positions that were never admitted":           {first: "901", n: "3", orders: "garbage", letters: 1},
+		"positions half of which were admitted":        {first: "8", n: "2", orders: "garbage", letters: 1},
+		"an order that was never admitted":             {first: "901", n: "1", orders: string(ledger.EncodeRecord(77, "", "")), letters: 1},
+		"the position that is to be admitted next":     {first: "9", n: "1", orders: string(ledger.EncodeRecord(77, "", "")), letters: 1},
+		"a row's position with one never admitted yet": {first: "8", n: "2", orders: string(ledger.EncodeRecord(8, "", "")) + record, letters: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 1)
+			g := f.Guarded()
+			f.Voucher(g, 7, 100)
+			f.Run(f.pipeline(f.options("w1")))
+			f.Admitted(7, writertest.Users(1, 8)...)
+			f.settled(0)
+			before, err := ledger.ReadBooks(f.Ctx, f.Client, 0, 1, 7)
+			require.NoError(t, err)
+
+			key := ledger.OrdersKey(0, 1)
+			require.NoError(t, f.Do("XADD", key, "*", "v", "1", "voucher", "7", "epoch", "1",
+				"first", c.first, "n", c.n, "at", "1", "orders", c.orders).Error())
+			require.Eventually(t, func() bool {
+				length, err := f.Do("XLEN", key).AsInt64()
+				return err == nil && length == 0
+			}, writertest.Patience, 10*time.Millisecond)
+			after, err := ledger.ReadBooks(f.Ctx, f.Client, 0, 1, 7)
+			require.NoError(t, err)
+			after.Now = before.Now
+			after.Meta.Open, after.Meta.Reason = before.Meta.Open, before.Meta.Reason
+			require.Equal(t, before, after)
+			require.Equal(t, int64(8), f.rows(7))
+			require.Zero(t, f.Number("SELECT COUNT(*) FROM order_outcomes"))
+			letters, err := f.Store.CountDeadLetters(f.Ctx, orderstore.DeadLetterFilter{})
+			require.NoError(t, err)
+			require.Equal(t, c.letters, letters)
+			if c.counted {
+				require.Eventually(t, func() bool { return f.metric("seckill_writer_stranger_entries_total") == 1 }, writertest.Patience, 10*time.Millisecond)
+			}
+
+			// The sale goes on, and the next order has the position that is its own.
+			f.Open(g)
+			f.Admitted(7, 9, 10)
+			f.settled(0)
+			require.Equal(t, int64(10), f.rows(7))
+			require.Equal(t, int64(9), f.Number("SELECT user_id FROM orders WHERE voucher_id = 7 AND seq = 9"))
+			f.proven(7)
+			f.nothingPending(0)
+			partitions, vouchers := f.alarms.heard()
+			require.Empty(t, partitions)
+			require.Empty(t, vouchers)
+		})
+	}
+}
+
+// While orders are in flight a stranger's entry may be counted in the place of
+// one of them. In the end the books are right.
+func TestPipeline_AnEntryAddedByHandAmongOthersLeavesTheBooksRight(t *testing.T) {
+	f := newFixture(t, 1)
+	g := f.Guarded()
+	f.Voucher(g, 7, 2000)
+	for first := int64(1); first <= 1000; first += 20 {
+		f.Admitted(7, writertest.Users(first, 20)...)
+		require.NoError(t, f.Do("XADD", ledger.OrdersKey(0, 1), "*", "v", "1", "voucher", "7", "epoch", "1",
+			"first", "1", "n", "1", "at", "1", "orders", string(ledger.EncodeRecord(1, "", ""))).Error())
+	}
+	f.Run(f.pipeline(f.options("w1")))
+	require.Eventually(t, func() bool {
+		length, err := f.Do("XLEN", ledger.OrdersKey(0, 1)).AsInt64()
+		return err == nil && length == 0
+	}, writertest.Patience, 10*time.Millisecond)
+	f.settled(0)
+	require.Equal(t, int64(1000), f.rows(7))
+	reading, err := ledger.ReadBooks(f.Ctx, f.Client, 0, 1, 7)
+	require.NoError(t, err)
+	require.Equal(t, reading.Meta.EntriesIn, reading.Meta.EntriesOut)
+	marks, err := f.Do("HVALS", ledger.BuyersKey(0, 1, 7)).AsStrSlice()
+	require.NoError(t, err)
+	for _, mark := range marks {
+		require.Equal(t, byte(ledger.MarkPersisted), mark[len(mark)-1], mark)
+	}
+	f.proven(7)
+}
+
+// Where the ledger cannot tell whether an unreadable entry's positions were
+// admitted, the entry waits; once it can, they are held.
+func TestPipeline_UnreadableEntryWaitsUntilTheLedgerTells(t *testing.T) {
+	f := newFixture(t, 1)
+	g := f.Guardian()
+	stop := f.Run(g)
+	f.Open(g)
+	f.Voucher(g, 7, 100)
+	f.admitRaw(7, 1, ledger.EncodeRecord(1, "", ""), []byte{0x0a, 0x05, 0x08})
+	stop()
+	key := ledger.VoucherKey(0, 1, 7)
+	require.NoError(t, f.Do("RENAME", key, key+":away").Error())
+	f.Run(f.pipeline(f.options("w1")))
+	require.Eventually(t, func() bool { return f.metric("seckill_writer_read_errors_total") > 0 }, writertest.Patience, 10*time.Millisecond)
+	require.Zero(t, f.Number("SELECT COUNT(*) FROM dead_entries"))
+	require.NoError(t, f.Do("RENAME", key+":away", key).Error())
+	f.settled(0)
+	require.Equal(t, int64(2), f.Number("SELECT COUNT(*) FROM order_outcomes WHERE kind = 'HELD'"))
+	f.proven(7)
+}

@@ -3,14 +3,12 @@ package pipeline_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/writer/internal/writertest"
 )
 
@@ -100,7 +98,7 @@ func TestPipeline_DeadEntryAfterAnOutageDoesNotStopTheWriterForEver(t *testing.T
 		return f.Store.Ping(ctx)
 	}
 	p := f.pipeline(o)
-	require.NoError(t, f.Do("XADD", ledger.OrdersKey(0, 1), "*", "v", "1", "voucher", "2", "epoch", "1", "first", "1", "n", "1", "at", "1", "orders", "\xff\xff").Error())
+	f.admitRaw(2, 1, []byte("\xff\xff"))
 	f.Run(p)
 	require.Eventually(t, func() bool { return !p.Health()[0].Serving }, writertest.Patience, 10*time.Millisecond)
 	down.Store(false)
@@ -147,8 +145,7 @@ func TestPipeline_DeadEntriesOfALockedVoucherDoNotHoldUpTheOthers(t *testing.T) 
 	f.Voucher(g, 3, 10_000)
 	hold(t, f, lock, 2)
 	for i := range 200 {
-		require.NoError(t, f.Do("XADD", ledger.OrdersKey(0, 1), "*", "v", "1", "voucher", "2", "epoch", "1",
-			"first", fmt.Sprint(i+1), "n", "1", "at", "1", "orders", "\xff\xff").Error())
+		f.admitRaw(2, int64(i+1), []byte("\xff\xff"))
 	}
 	f.Admitted(3, writertest.Users(1, 10)...)
 	f.Run(f.pipeline(f.options("w1")))
