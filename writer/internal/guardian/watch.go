@@ -222,17 +222,19 @@ const (
 // entries that belong to nobody are delivered again, consumers that are dead
 // and hold nothing go. What fails is tried again at the next look.
 func (k *keeper) tend(ctx context.Context, epoch int64) {
-	report := func(doing string, err error) {
-		if err != nil && ctx.Err() == nil {
-			k.log.Warn(doing, telemetry.KeyErr, err)
-		}
+	if err := k.tell(ctx); err != nil && ctx.Err() == nil {
+		k.log.Warn("telling the ledger what became of dead letters", telemetry.KeyErr, err)
 	}
-	report("telling the ledger what became of dead letters", k.tell(ctx))
-
-	if now := time.Now(); now.After(k.nextTend) {
-		k.nextTend = now.Add(min(tendEvery, 10*k.Interval))
-		report("looking for entries that belong to nobody", k.adoptOrphans(ctx, epoch))
-		report("removing idle consumers", k.removeDead(ctx, epoch))
+	now := time.Now()
+	if now.Before(k.nextTend) {
+		return
+	}
+	k.nextTend = now.Add(min(tendEvery, 10*k.Interval))
+	if err := k.adoptOrphans(ctx, epoch); err != nil && ctx.Err() == nil {
+		k.log.Warn("looking for entries that belong to nobody", telemetry.KeyErr, err)
+	}
+	if err := k.removeDead(ctx, epoch); err != nil && ctx.Err() == nil {
+		k.log.Warn("removing idle consumers", telemetry.KeyErr, err)
 	}
 }
 
