@@ -115,7 +115,11 @@ func run(ctx context.Context, cfg settings, out io.Writer) error {
 		case <-ctx.Done():
 			return nil
 		case p := <-ended:
-			fmt.Fprintf(out, "%s: %v\n", p.Name, p.Wait())
+			if err := p.Wait(); err != nil {
+				fmt.Fprintf(out, "%s: %v\n", p.Name, err)
+			} else {
+				fmt.Fprintf(out, "%s ended\n", p.Name)
+			}
 		}
 	}
 	return errors.New("every gateway and writer has ended")
