@@ -49,13 +49,13 @@ test: ## run all tests on real servers, with the race detector where a C compile
 	if [ "$$($(DEVSTACK) race)" != yes ]; then race=; echo "make test: no C compiler was found: running WITHOUT the race detector"; fi; \
 	set -x; $(GO) test $$race -p $(TEST_PARALLEL) -timeout 540s $(ARGS) $(TEST_LONGEST) work
 
-# What may touch the database: the modules that use it, and the servers' own
-# package. No gateway can reach one. Code 3 is "not available today".
 .PHONY: test-fleet
 test-fleet: ## run the long end-to-end tests of the writer fleet as well: outages, dead letters, a stream taken apart
 	@$(DEVSTACK) fetch
 	@set -x; $(GO) test -tags fleet -count=1 -timeout 900s $(ARGS) $(TEST_LONGEST)
 
+# What may touch the database: the modules that use it, and the servers' own
+# package. No gateway can reach one. Code 3 is "not available today".
 .PHONY: test-mysql
 test-mysql: ## run the tests that use a database on real MySQL instead of what "make test" found
 	@mkdir -p $(DEV)/bin; $(GO) build -o $(DEV)/bin/devstack ./pkg/devstack/cmd/devstack; \

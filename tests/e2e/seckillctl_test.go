@@ -222,7 +222,10 @@ func TestSeckillctl_SettlesDeadLetters(t *testing.T) {
 	require.Contains(t, errs, "3 are still held")
 
 	type letter struct {
-		ID string `json:"dead_letter_id"`
+		ID    string `json:"dead_letter_id"`
+		Order struct {
+			ID string `json:"order_id"`
+		}
 	}
 	var left []letter
 	for text := range strings.Lines(o.ok("--output=json", "dead-letters", "list")) {
@@ -234,6 +237,7 @@ func TestSeckillctl_SettlesDeadLetters(t *testing.T) {
 	one := o.ok("dead-letters", "cancel", left[0].ID, "--reason=unreadable", "--operator=bob")
 	require.Equal(t, fmt.Sprintf("1/1 %s CANCELLED\n", left[0].ID), one)
 	require.Contains(t, o.ok("dead-letters", "cancel", left[0].ID, "--reason=again"), "CANCELLED: it was resolved before")
+	require.Regexp(t, `(?m)^operator_action\.operator +bob\noperator_action\.action +CANCEL\noperator_action\.reason +unreadable$`, o.ok("order", "find", "--id="+left[0].Order.ID))
 	require.Equal(t, 2, strings.Count(o.ok("dead-letters", "cancel", "--voucher=7", "--yes", "--reason=unreadable"), "CANCELLED"))
 	require.Contains(t, o.ok("backlog"), "dead letters: 0,")
 
@@ -281,4 +285,23 @@ func TestSeckillctl_ShowsABacklogWhileTheDatabaseIsAway(t *testing.T) {
 	resumed = true
 	settled(ctx, t, s, 7)
 	require.Contains(t, o.ok("get-order", "--user=1", "--voucher=7"), "PERSISTED")
+}
+
+// A database that answers and takes no orders is told apart from one that is
+// well by those who write to it.
+func TestSeckillctl_ShowsADatabaseThatTakesNoOrders(t *testing.T) {
+	ctx := testContext(t)
+	s := stack.Test(t, stack.Options{Partitions: 1})
+	o := newOperator(ctx, t, s)
+	s.MustOpenVoucher(t, 7, 100)
+	require.Contains(t, o.ok("backlog"), "database: available")
+	exec(ctx, t, s, "RENAME TABLE orders TO orders_away")
+	require.Contains(t, o.ok("grab", "--user=1", "--voucher=7"), "ADMITTED")
+	require.Eventually(t, func() bool {
+		return strings.Contains(o.ok("backlog"), "dead letters: 0, database: unavailable")
+	}, patience, 50*time.Millisecond)
+	require.Regexp(t, `(?m)^0 +1 +yes +1 +\d+ +[0-9.]+m?s +\S+:1 \(idle `, o.ok("backlog"))
+	exec(ctx, t, s, "RENAME TABLE orders_away TO orders")
+	settled(ctx, t, s, 7)
+	require.Eventually(t, func() bool { return strings.Contains(o.ok("backlog"), "database: available") }, patience, 50*time.Millisecond)
 }

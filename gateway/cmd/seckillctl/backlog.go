@@ -34,12 +34,15 @@ func printBacklog(w io.Writer, resp *seckillv1.GetBacklogResponse) error {
 	table := newTable(w)
 	fmt.Fprintln(table, "partition\tepoch\topen\tin flight\tlag\toldest\tconsumers\treason")
 	for _, p := range resp.GetPartitions() {
-		open, lag, oldest := "no", unknown, "-"
+		open, inFlight, lag, oldest := "no", unknown, unknown, unknown
 		if p.GetOpen() {
 			open = "yes"
 		}
+		if p.GetEpoch() != 0 {
+			inFlight = strconv.FormatInt(p.GetInFlight(), 10)
+		}
 		if p.LagEntries != nil {
-			lag = strconv.FormatInt(p.GetLagEntries(), 10)
+			lag, oldest = strconv.FormatInt(p.GetLagEntries(), 10), "-"
 		}
 		if p.GetOldestAge() != nil {
 			oldest = p.GetOldestAge().AsDuration().Round(time.Millisecond).String()
@@ -48,7 +51,7 @@ func printBacklog(w io.Writer, resp *seckillv1.GetBacklogResponse) error {
 		for i, consumer := range p.GetConsumers() {
 			consumers[i] = fmt.Sprintf("%s:%d (idle %s)", printable(consumer.GetName()), consumer.GetPendingEntries(), consumer.GetIdle().AsDuration().Round(100*time.Millisecond))
 		}
-		fmt.Fprintf(table, "%d\t%d\t%s\t%d\t%s\t%s\t%s\t%s\n", p.GetPartition(), p.GetEpoch(), open, p.GetInFlight(), lag, oldest,
+		fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", p.GetPartition(), p.GetEpoch(), open, inFlight, lag, oldest,
 			cmp.Or(strings.Join(consumers, " "), "-"), cmp.Or(printable(p.GetReason()), "-"))
 	}
 	if err := table.Flush(); err != nil {

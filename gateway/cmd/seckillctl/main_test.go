@@ -10,23 +10,19 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
-	"fmt"
 	"math/big"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/seckill/seckill/pkg/command"
 	"github.com/seckill/seckill/pkg/rpcserver"
@@ -41,6 +37,7 @@ type writer struct {
 	create  func(*seckillv1.CreateVoucherRequest) (*seckillv1.CreateVoucherResponse, error)
 	books   func(*seckillv1.GetBooksRequest) (*seckillv1.GetBooksResponse, error)
 	backlog func() (*seckillv1.GetBacklogResponse, error)
+	find    func(*seckillv1.FindOrderRequest) (*seckillv1.FindOrderResponse, error)
 	orders  func(*seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error)
 	letters func(*seckillv1.ListDeadLettersRequest) (*seckillv1.ListDeadLettersResponse, error)
 	resolve func(*seckillv1.ResolveDeadLetterRequest, grpc.ServerStreamingServer[seckillv1.ResolveDeadLetterResponse]) error
@@ -60,6 +57,10 @@ func (w *writer) GetBooks(_ context.Context, r *seckillv1.GetBooksRequest) (*sec
 
 func (w *writer) GetBacklog(context.Context, *seckillv1.GetBacklogRequest) (*seckillv1.GetBacklogResponse, error) {
 	return w.backlog()
+}
+
+func (w *writer) FindOrder(_ context.Context, r *seckillv1.FindOrderRequest) (*seckillv1.FindOrderResponse, error) {
+	return w.find(r)
 }
 
 func (w *writer) ListOrders(_ context.Context, r *seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error) {
@@ -264,12 +265,16 @@ func TestBacklog_UnknownIsNotZero(t *testing.T) {
 	resp := &seckillv1.GetBacklogResponse{DatabaseState: "unavailable", Partitions: []*seckillv1.PartitionBacklog{
 		{Partition: 0, Epoch: 1, Open: true, InFlight: 3, LagEntries: &zero, OldestAge: durationpb.New(1500 * time.Millisecond), Consumers: []*seckillv1.ConsumerBacklog{{Name: "w1", PendingEntries: 2, Idle: durationpb.New(time.Second)}}},
 		{Partition: 1, Reason: "the ledger is missing"},
+		{Partition: 2, Epoch: 1, InFlight: 4, Reason: "the orders stream is missing"},
+		{Partition: 3, Epoch: 1, Open: true, LagEntries: &zero},
 	}}
 	w.backlog = func() (*seckillv1.GetBacklogResponse, error) { return resp, nil }
 	code, out, errs := run("--writer", addr, "backlog")
 	require.Zero(t, code, errs)
 	require.Regexp(t, `(?m)^0 +1 +yes +3 +0 +1\.5s +w1:2 \(idle 1s\) +-$`, out)
-	require.Regexp(t, `(?m)^1 +0 +no +0 +unknown +- +- +the ledger is missing$`, out)
+	require.Regexp(t, `(?m)^1 +0 +no +unknown +unknown +unknown +- +the ledger is missing$`, out)
+	require.Regexp(t, `(?m)^2 +1 +no +4 +unknown +unknown +- +the orders stream is missing$`, out)
+	require.Regexp(t, `(?m)^3 +1 +yes +0 +0 +- +- +-$`, out)
 	require.Contains(t, out, "dead letters: unknown, database: unavailable\n")
 	_, out, _ = run("--writer", addr, "--output", "json", "backlog")
 	var parsed struct{ Partitions []map[string]any }
@@ -277,211 +282,6 @@ func TestBacklog_UnknownIsNotZero(t *testing.T) {
 	require.Equal(t, "0", parsed.Partitions[0]["lag_entries"])
 	require.NotContains(t, parsed.Partitions[1], "lag_entries")
 	require.NotContains(t, out, "dead_letters")
-}
-
-// pages answers n orders by pages of two.
-func pages(n int) func(*seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error) {
-	return func(r *seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error) {
-		from := 0
-		if r.GetPageToken() != "" {
-			fmt.Sscan(r.GetPageToken(), &from)
-		}
-		resp := &seckillv1.ListOrdersResponse{}
-		for i := from; i < min(from+2, n); i++ {
-			resp.Orders = append(resp.Orders, &seckillv1.Order{OrderId: fmt.Sprint("order ", i), UserId: 1<<62 + int64(i), VoucherId: r.GetVoucherId(), AdmittedAt: timestamppb.New(time.Unix(0, 1e6))})
-		}
-		if from+2 < n {
-			resp.NextPageToken = fmt.Sprint(from + 2)
-		}
-		return resp, nil
-	}
-}
-
-func TestOrders_AreOneLineEachOverAllPages(t *testing.T) {
-	w := &writer{orders: pages(5)}
-	addr := serve(t, w)
-	code, out, errs := run("--writer", addr, "orders", "--voucher", "7")
-	require.Zero(t, code, errs)
-	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
-	require.Len(t, lines, 5)
-	require.Equal(t, `{"order_id":"order 4","user_id":"4611686018427387908","voucher_id":"7","state":"ORDER_STATE_UNSPECIFIED","admitted_at":"1970-01-01T00:00:00.001Z","reference":""}`, lines[4])
-	require.Equal(t, "5 orders\n", errs)
-}
-
-func TestOrders_PageThatFailsForAMomentIsAskedForAgain(t *testing.T) {
-	var failures atomic.Int32
-	failures.Store(2)
-	answer := pages(5)
-	w := &writer{orders: func(r *seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error) {
-		if r.GetPageToken() == "2" && failures.Add(-1) >= 0 {
-			return nil, status.Error(codes.Unavailable, "away")
-		}
-		return answer(r)
-	}}
-	code, out, errs := run("--writer", serve(t, w), "orders", "--user", "7")
-	require.Zero(t, code, errs)
-	require.Equal(t, 5, strings.Count(out, "\n"))
-}
-
-func TestOrders_SayWhereTheyAreNotAll(t *testing.T) {
-	answer := pages(5)
-	w := &writer{orders: func(r *seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error) {
-		if r.GetPageToken() == "2" {
-			return nil, status.Error(codes.Internal, "broken")
-		}
-		return answer(r)
-	}}
-	code, out, errs := run("--writer", serve(t, w), "orders", "--voucher", "7")
-	require.Equal(t, 1, code)
-	require.Equal(t, 2, strings.Count(out, "\n"))
-	require.Contains(t, errs, "after 2 orders, which are not all")
-}
-
-func TestLists_EndWithinTheTimeoutHoweverOftenAPageIsAskedFor(t *testing.T) {
-	var tries atomic.Int32
-	away := func() error { tries.Add(1); return status.Error(codes.Unavailable, "away") }
-	w := &writer{
-		orders: func(*seckillv1.ListOrdersRequest) (*seckillv1.ListOrdersResponse, error) { return nil, away() },
-		letters: func(*seckillv1.ListDeadLettersRequest) (*seckillv1.ListDeadLettersResponse, error) {
-			return nil, away()
-		},
-	}
-	addr := serve(t, w)
-	for _, args := range [][]string{{"dead-letters", "list"}, {"orders", "--voucher", "7"}} {
-		tries.Store(0)
-		code, _, errs := run(append([]string{"--writer", addr, "--timeout", "100ms"}, args...)...)
-		require.Equal(t, 1, code)
-		require.Contains(t, errs, "UNAVAILABLE: away", "what the server said, not that a wait ended")
-		require.EqualValues(t, 1, tries.Load(), "the wait before the second try is longer than the time")
-	}
-
-	// One that answers nothing at all has no more time for its pages than for one.
-	ended := make(chan struct{})
-	t.Cleanup(func() { close(ended) })
-	w.letters = func(*seckillv1.ListDeadLettersRequest) (*seckillv1.ListDeadLettersResponse, error) {
-		if tries.Add(1) == 1 {
-			return nil, status.Error(codes.Unavailable, "away")
-		}
-		<-ended
-		return nil, nil
-	}
-	tries.Store(0)
-	code, _, errs := run("--writer", addr, "--timeout", "1s", "dead-letters", "list")
-	require.Equal(t, 1, code)
-	require.Contains(t, errs, "DEADLINE_EXCEEDED")
-	require.EqualValues(t, 2, tries.Load())
-}
-
-// resolving answers n resolutions and then err.
-func resolving(n int64, total int64, result seckillv1.DeadLetterResult, err error) func(*seckillv1.ResolveDeadLetterRequest, grpc.ServerStreamingServer[seckillv1.ResolveDeadLetterResponse]) error {
-	return func(_ *seckillv1.ResolveDeadLetterRequest, s grpc.ServerStreamingServer[seckillv1.ResolveDeadLetterResponse]) error {
-		for i := range n {
-			if err := s.Send(&seckillv1.ResolveDeadLetterResponse{DeadLetterId: fmt.Sprint("o.", i), Result: result, Detail: "so it is", Done: i + 1, Total: total}); err != nil {
-				return err
-			}
-		}
-		return err
-	}
-}
-
-func TestDeadLetters_ProgressAndSum(t *testing.T) {
-	w := &writer{}
-	addr := serve(t, w)
-	var got *seckillv1.ResolveDeadLetterRequest
-	answer := resolving(2, 2, seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CANCELLED, nil)
-	w.resolve = func(r *seckillv1.ResolveDeadLetterRequest, s grpc.ServerStreamingServer[seckillv1.ResolveDeadLetterResponse]) error {
-		got = r
-		return answer(r, s)
-	}
-	t.Setenv("USER", "ann")
-	cancel := func(args ...string) (int, string, string) {
-		return run(append([]string{"--writer", addr, "dead-letters", "cancel", "--reason", "ticket 12"}, args...)...)
-	}
-	code, out, errs := cancel("--yes", "--voucher", "7", "--held-reason", "bad", "--seen-before=-10m")
-	require.Zero(t, code, errs)
-	require.Equal(t, "1/2 o.0 CANCELLED: so it is\n2/2 o.1 CANCELLED: so it is\n", out)
-	require.Equal(t, "2 dead letters, 2 cancelled\n", errs)
-	require.Equal(t, "ann", got.GetOperator())
-	require.Equal(t, "ticket 12", got.GetReason())
-	require.EqualValues(t, 7, got.GetFilter().GetVoucherId())
-	require.Equal(t, "bad", got.GetFilter().GetReasonPrefix())
-	require.WithinDuration(t, time.Now().Add(-10*time.Minute), got.GetFilter().GetSeenBefore().AsTime(), time.Minute)
-	code, _, errs = cancel("o.5", "--operator", "bob")
-	require.Zero(t, code, errs)
-	require.Equal(t, "o.5", got.GetDeadLetterId())
-	require.Equal(t, "bob", got.GetOperator())
-	require.Equal(t, seckillv1.DeadLetterAction_DEAD_LETTER_ACTION_CANCEL, got.GetAction())
-
-	answer = resolving(1, 3, seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CANCELLED,
-		rpcserver.Error(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_DATABASE_UNREACHABLE, "away", rpcserver.WithRetryAfter(time.Second)))
-	code, out, errs = cancel("--yes", "--all")
-	require.Equal(t, 1, code)
-	require.Contains(t, out, "1/3 o.0")
-	require.Contains(t, errs, "after 1 of 3, which stay resolved")
-	require.Contains(t, errs, "DATABASE_UNREACHABLE")
-
-	answer = resolving(2, 2, seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_STILL_HELD, nil)
-	code, _, errs = cancel("--yes", "--all")
-	require.Equal(t, 1, code)
-	require.Contains(t, errs, "2 are still held")
-}
-
-func TestDeadLetters_OneThatCameToSomethingElseThanAskedIsAnError(t *testing.T) {
-	w := &writer{}
-	addr := serve(t, w)
-	t.Setenv("USER", "ann")
-	const persisted, conflict, cancelled = seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_PERSISTED,
-		seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CONFLICT, seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CANCELLED
-	for _, row := range []struct {
-		action string
-		result seckillv1.DeadLetterResult
-		code   int
-	}{
-		{"requeue", persisted, 0}, {"requeue", cancelled, 1}, {"requeue", conflict, 1},
-		{"cancel", cancelled, 0}, {"cancel", persisted, 1}, {"cancel", conflict, 1},
-	} {
-		w.resolve = resolving(1, 1, row.result, nil)
-		code, out, errs := run("--writer", addr, "dead-letters", row.action, "o.7.1.5.0", "--reason", "x")
-		require.Equal(t, row.code, code, "%s %s", row.action, row.result)
-		require.Contains(t, out, "1/1 o.0 "+enumName(row.result)+": so it is\n", "it is an answer all the same")
-		if row.code != 0 {
-			require.Contains(t, errs, "o.7.1.5.0 is "+enumName(row.result)+", which is not what was asked for")
-		}
-		code, _, errs = run("--writer", addr, "dead-letters", row.action, "--all", "--yes", "--reason", "x")
-		require.Zero(t, code, errs)
-	}
-}
-
-func TestDeadLetters_ManyAreResolvedOnlyAfterAYes(t *testing.T) {
-	w := &writer{
-		letters: func(*seckillv1.ListDeadLettersRequest) (*seckillv1.ListDeadLettersResponse, error) {
-			return &seckillv1.ListDeadLettersResponse{DeadLetters: make([]*seckillv1.DeadLetter, 3), NextPageToken: "more"}, nil
-		},
-		resolve: resolving(1, 1, seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_PERSISTED, nil),
-	}
-	to := &connection{Writer: serve(t, w), Timeout: 10 * time.Second, Output: "text"}
-	for answer, goesOn := range map[string]bool{"y\n": true, " YES \n": true, "n\n": false, "\n": false, "": false, "yes please\n": false} {
-		var out, errs bytes.Buffer
-		r := &resolve{All: true, Operator: "ann", Reason: "why"}
-		err := r.run(context.Background(), to, command.Streams{Out: &out, Err: &errs}, strings.NewReader(answer), seckillv1.DeadLetterAction_DEAD_LETTER_ACTION_REQUEUE)
-		require.Contains(t, errs.String(), "requeue more than 3 dead letters, as ann? [y/N] ")
-		if goesOn {
-			require.NoError(t, err, "%q", answer)
-			require.NotEmpty(t, out.String())
-		} else {
-			require.ErrorContains(t, err, "nothing was changed", "%q", answer)
-			require.Empty(t, out.String())
-		}
-	}
-}
-
-func TestTerminal_IsNeitherAFileNorTheNullDevice(t *testing.T) {
-	for _, name := range []string{os.DevNull, filepath.Join(t.TempDir(), "file")} {
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-		require.NoError(t, err)
-		require.False(t, terminal(f), name)
-		require.NoError(t, f.Close())
-	}
 }
 
 // It is a thin client: whoever has it has no way to a server behind.

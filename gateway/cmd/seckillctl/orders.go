@@ -51,6 +51,8 @@ func (c *findCommand) Run(ctx context.Context, to *connection, std command.Strea
 type ordersCommand struct {
 	Voucher int64 `placeholder:"VOUCHER" help:"Orders of this voucher, by epoch and seq; or --user."`
 	User    int64 `placeholder:"USER" help:"Orders of this user, by voucher; or --voucher."`
+
+	PageToken string `placeholder:"TOKEN" help:"Go on where an earlier list of the same orders broke off; its error named the token."`
 }
 
 // Validate is called by kong, whose own way to say "one of these" shows each of
@@ -68,7 +70,7 @@ func (c *ordersCommand) Run(ctx context.Context, to *connection, std command.Str
 	return to.withWriter(func(s *server, _ seckillv1.VoucherServiceClient, operators seckillv1.WriterServiceClient) error {
 		out := bufio.NewWriter(std.Out)
 		n, told := 0, time.Now()
-		for token := ""; ; {
+		for token := c.PageToken; ; {
 			req := &seckillv1.ListOrdersRequest{Of: &seckillv1.ListOrdersRequest_VoucherId{VoucherId: c.Voucher}, PageSize: ordersPage, PageToken: token}
 			if c.User != 0 {
 				req.Of = &seckillv1.ListOrdersRequest_UserId{UserId: c.User}
@@ -78,7 +80,7 @@ func (c *ordersCommand) Run(ctx context.Context, to *connection, std command.Str
 				return err
 			}
 			if err != nil {
-				return fmt.Errorf("after %d orders, which are not all: %w", n, err)
+				return fmt.Errorf("after %d orders, which are not all; --page-token %s goes on with the others: %w", n, printable(token), err)
 			}
 			for _, order := range part.GetOrders() {
 				if err := printJSON(out, order); err != nil {

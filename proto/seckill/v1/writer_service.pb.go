@@ -259,9 +259,10 @@ type PartitionBacklog struct {
 	Open bool `protobuf:"varint,3,opt,name=open,proto3" json:"open,omitempty"`
 	// Why not.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Orders admitted and not settled.
+	// Orders admitted and not settled. Not known where epoch is 0.
 	InFlight int64 `protobuf:"varint,5,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	// Entries that were delivered to nobody yet. Unset: the server cannot know.
+	// Entries that were delivered to nobody yet. Unset: the server cannot know, as
+	// where the consumer group is missing or entries were removed by hand.
 	LagEntries *int64 `protobuf:"varint,6,opt,name=lag_entries,json=lagEntries,proto3,oneof" json:"lag_entries,omitempty"`
 	// Age of the oldest entry that is not settled; unset for none.
 	OldestAge *durationpb.Duration `protobuf:"bytes,7,opt,name=oldest_age,json=oldestAge,proto3" json:"oldest_age,omitempty"`
@@ -570,9 +571,12 @@ type FindOrderResponse struct {
 	// order that stands.
 	Order *Order `protobuf:"bytes,1,opt,name=order,proto3" json:"order,omitempty"`
 	// Why the order that was asked for is no row; empty where it is one.
-	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The operator's action that made the order that was asked for what it is, the
+	// last of them; unset where no operator had a hand in it.
+	OperatorAction *OperatorAction `protobuf:"bytes,3,opt,name=operator_action,json=operatorAction,proto3" json:"operator_action,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *FindOrderResponse) Reset() {
@@ -619,6 +623,86 @@ func (x *FindOrderResponse) GetReason() string {
 	return ""
 }
 
+func (x *FindOrderResponse) GetOperatorAction() *OperatorAction {
+	if x != nil {
+		return x.OperatorAction
+	}
+	return nil
+}
+
+// OperatorAction is what an operator decided about a dead letter.
+type OperatorAction struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who decided.
+	Operator string `protobuf:"bytes,1,opt,name=operator,proto3" json:"operator,omitempty"`
+	// What was asked for. A requeue may have come to something else.
+	Action DeadLetterAction `protobuf:"varint,2,opt,name=action,proto3,enum=seckill.v1.DeadLetterAction" json:"action,omitempty"`
+	// Why.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// When, by the clock of the database.
+	ActionTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=action_time,json=actionTime,proto3" json:"action_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperatorAction) Reset() {
+	*x = OperatorAction{}
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperatorAction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperatorAction) ProtoMessage() {}
+
+func (x *OperatorAction) ProtoReflect() protoreflect.Message {
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperatorAction.ProtoReflect.Descriptor instead.
+func (*OperatorAction) Descriptor() ([]byte, []int) {
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *OperatorAction) GetOperator() string {
+	if x != nil {
+		return x.Operator
+	}
+	return ""
+}
+
+func (x *OperatorAction) GetAction() DeadLetterAction {
+	if x != nil {
+		return x.Action
+	}
+	return DeadLetterAction_DEAD_LETTER_ACTION_UNSPECIFIED
+}
+
+func (x *OperatorAction) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *OperatorAction) GetActionTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ActionTime
+	}
+	return nil
+}
+
 // ListOrdersRequest asks for one page.
 type ListOrdersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -639,7 +723,7 @@ type ListOrdersRequest struct {
 
 func (x *ListOrdersRequest) Reset() {
 	*x = ListOrdersRequest{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[7]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +735,7 @@ func (x *ListOrdersRequest) String() string {
 func (*ListOrdersRequest) ProtoMessage() {}
 
 func (x *ListOrdersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[7]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +748,7 @@ func (x *ListOrdersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrdersRequest.ProtoReflect.Descriptor instead.
 func (*ListOrdersRequest) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{7}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListOrdersRequest) GetOf() isListOrdersRequest_Of {
@@ -737,7 +821,7 @@ type ListOrdersResponse struct {
 
 func (x *ListOrdersResponse) Reset() {
 	*x = ListOrdersResponse{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[8]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +833,7 @@ func (x *ListOrdersResponse) String() string {
 func (*ListOrdersResponse) ProtoMessage() {}
 
 func (x *ListOrdersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[8]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +846,7 @@ func (x *ListOrdersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrdersResponse.ProtoReflect.Descriptor instead.
 func (*ListOrdersResponse) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{8}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListOrdersResponse) GetOrders() []*Order {
@@ -811,7 +895,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[9]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +907,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[9]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +920,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{9}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeadLetter) GetDeadLetterId() string {
@@ -933,7 +1017,7 @@ type DeadLetterFilter struct {
 
 func (x *DeadLetterFilter) Reset() {
 	*x = DeadLetterFilter{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[10]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1029,7 @@ func (x *DeadLetterFilter) String() string {
 func (*DeadLetterFilter) ProtoMessage() {}
 
 func (x *DeadLetterFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[10]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1042,7 @@ func (x *DeadLetterFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterFilter.ProtoReflect.Descriptor instead.
 func (*DeadLetterFilter) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{10}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeadLetterFilter) GetVoucherId() int64 {
@@ -1005,7 +1089,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[11]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1101,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[11]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1114,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{11}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListDeadLettersRequest) GetFilter() *DeadLetterFilter {
@@ -1067,7 +1151,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[12]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1163,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[12]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1176,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{12}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -1131,7 +1215,7 @@ type ResolveDeadLetterRequest struct {
 
 func (x *ResolveDeadLetterRequest) Reset() {
 	*x = ResolveDeadLetterRequest{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[13]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1143,7 +1227,7 @@ func (x *ResolveDeadLetterRequest) String() string {
 func (*ResolveDeadLetterRequest) ProtoMessage() {}
 
 func (x *ResolveDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[13]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1156,7 +1240,7 @@ func (x *ResolveDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*ResolveDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{13}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResolveDeadLetterRequest) GetWhich() isResolveDeadLetterRequest_Which {
@@ -1242,7 +1326,7 @@ type ResolveDeadLetterResponse struct {
 
 func (x *ResolveDeadLetterResponse) Reset() {
 	*x = ResolveDeadLetterResponse{}
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[14]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1338,7 @@ func (x *ResolveDeadLetterResponse) String() string {
 func (*ResolveDeadLetterResponse) ProtoMessage() {}
 
 func (x *ResolveDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_writer_service_proto_msgTypes[14]
+	mi := &file_seckill_v1_writer_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1351,7 @@ func (x *ResolveDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*ResolveDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{14}
+	return file_seckill_v1_writer_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResolveDeadLetterResponse) GetDeadLetterId() string {
@@ -1343,10 +1427,17 @@ const file_seckill_v1_writer_service_proto_rawDesc = "" +
 	"\vUserVoucher\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\x03R\x06userId\x12\x1d\n" +
 	"\n" +
-	"voucher_id\x18\x02 \x01(\x03R\tvoucherId\"T\n" +
+	"voucher_id\x18\x02 \x01(\x03R\tvoucherId\"\x99\x01\n" +
 	"\x11FindOrderResponse\x12'\n" +
 	"\x05order\x18\x01 \x01(\v2\x11.seckill.v1.OrderR\x05order\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x91\x01\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12C\n" +
+	"\x0foperator_action\x18\x03 \x01(\v2\x1a.seckill.v1.OperatorActionR\x0eoperatorAction\"\xb7\x01\n" +
+	"\x0eOperatorAction\x12\x1a\n" +
+	"\boperator\x18\x01 \x01(\tR\boperator\x124\n" +
+	"\x06action\x18\x02 \x01(\x0e2\x1c.seckill.v1.DeadLetterActionR\x06action\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12;\n" +
+	"\vaction_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"actionTime\"\x91\x01\n" +
 	"\x11ListOrdersRequest\x12\x1f\n" +
 	"\n" +
 	"voucher_id\x18\x01 \x01(\x03H\x00R\tvoucherId\x12\x19\n" +
@@ -1436,7 +1527,7 @@ func file_seckill_v1_writer_service_proto_rawDescGZIP() []byte {
 }
 
 var file_seckill_v1_writer_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_seckill_v1_writer_service_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_seckill_v1_writer_service_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_seckill_v1_writer_service_proto_goTypes = []any{
 	(DeadLetterAction)(0),             // 0: seckill.v1.DeadLetterAction
 	(DeadLetterResult)(0),             // 1: seckill.v1.DeadLetterResult
@@ -1447,51 +1538,55 @@ var file_seckill_v1_writer_service_proto_goTypes = []any{
 	(*FindOrderRequest)(nil),          // 6: seckill.v1.FindOrderRequest
 	(*UserVoucher)(nil),               // 7: seckill.v1.UserVoucher
 	(*FindOrderResponse)(nil),         // 8: seckill.v1.FindOrderResponse
-	(*ListOrdersRequest)(nil),         // 9: seckill.v1.ListOrdersRequest
-	(*ListOrdersResponse)(nil),        // 10: seckill.v1.ListOrdersResponse
-	(*DeadLetter)(nil),                // 11: seckill.v1.DeadLetter
-	(*DeadLetterFilter)(nil),          // 12: seckill.v1.DeadLetterFilter
-	(*ListDeadLettersRequest)(nil),    // 13: seckill.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),   // 14: seckill.v1.ListDeadLettersResponse
-	(*ResolveDeadLetterRequest)(nil),  // 15: seckill.v1.ResolveDeadLetterRequest
-	(*ResolveDeadLetterResponse)(nil), // 16: seckill.v1.ResolveDeadLetterResponse
-	(*timestamppb.Timestamp)(nil),     // 17: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),       // 18: google.protobuf.Duration
-	(*Order)(nil),                     // 19: seckill.v1.Order
+	(*OperatorAction)(nil),            // 9: seckill.v1.OperatorAction
+	(*ListOrdersRequest)(nil),         // 10: seckill.v1.ListOrdersRequest
+	(*ListOrdersResponse)(nil),        // 11: seckill.v1.ListOrdersResponse
+	(*DeadLetter)(nil),                // 12: seckill.v1.DeadLetter
+	(*DeadLetterFilter)(nil),          // 13: seckill.v1.DeadLetterFilter
+	(*ListDeadLettersRequest)(nil),    // 14: seckill.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),   // 15: seckill.v1.ListDeadLettersResponse
+	(*ResolveDeadLetterRequest)(nil),  // 16: seckill.v1.ResolveDeadLetterRequest
+	(*ResolveDeadLetterResponse)(nil), // 17: seckill.v1.ResolveDeadLetterResponse
+	(*timestamppb.Timestamp)(nil),     // 18: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),       // 19: google.protobuf.Duration
+	(*Order)(nil),                     // 20: seckill.v1.Order
 }
 var file_seckill_v1_writer_service_proto_depIdxs = []int32{
 	4,  // 0: seckill.v1.GetBacklogResponse.partitions:type_name -> seckill.v1.PartitionBacklog
-	17, // 1: seckill.v1.GetBacklogResponse.read_time:type_name -> google.protobuf.Timestamp
-	18, // 2: seckill.v1.PartitionBacklog.oldest_age:type_name -> google.protobuf.Duration
+	18, // 1: seckill.v1.GetBacklogResponse.read_time:type_name -> google.protobuf.Timestamp
+	19, // 2: seckill.v1.PartitionBacklog.oldest_age:type_name -> google.protobuf.Duration
 	5,  // 3: seckill.v1.PartitionBacklog.consumers:type_name -> seckill.v1.ConsumerBacklog
-	18, // 4: seckill.v1.ConsumerBacklog.idle:type_name -> google.protobuf.Duration
+	19, // 4: seckill.v1.ConsumerBacklog.idle:type_name -> google.protobuf.Duration
 	7,  // 5: seckill.v1.FindOrderRequest.user_voucher:type_name -> seckill.v1.UserVoucher
-	19, // 6: seckill.v1.FindOrderResponse.order:type_name -> seckill.v1.Order
-	19, // 7: seckill.v1.ListOrdersResponse.orders:type_name -> seckill.v1.Order
-	19, // 8: seckill.v1.DeadLetter.order:type_name -> seckill.v1.Order
-	17, // 9: seckill.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
-	17, // 10: seckill.v1.DeadLetter.last_seen:type_name -> google.protobuf.Timestamp
-	17, // 11: seckill.v1.DeadLetterFilter.seen_before:type_name -> google.protobuf.Timestamp
-	12, // 12: seckill.v1.ListDeadLettersRequest.filter:type_name -> seckill.v1.DeadLetterFilter
-	11, // 13: seckill.v1.ListDeadLettersResponse.dead_letters:type_name -> seckill.v1.DeadLetter
-	12, // 14: seckill.v1.ResolveDeadLetterRequest.filter:type_name -> seckill.v1.DeadLetterFilter
-	0,  // 15: seckill.v1.ResolveDeadLetterRequest.action:type_name -> seckill.v1.DeadLetterAction
-	1,  // 16: seckill.v1.ResolveDeadLetterResponse.result:type_name -> seckill.v1.DeadLetterResult
-	2,  // 17: seckill.v1.WriterService.GetBacklog:input_type -> seckill.v1.GetBacklogRequest
-	6,  // 18: seckill.v1.WriterService.FindOrder:input_type -> seckill.v1.FindOrderRequest
-	9,  // 19: seckill.v1.WriterService.ListOrders:input_type -> seckill.v1.ListOrdersRequest
-	13, // 20: seckill.v1.WriterService.ListDeadLetters:input_type -> seckill.v1.ListDeadLettersRequest
-	15, // 21: seckill.v1.WriterService.ResolveDeadLetter:input_type -> seckill.v1.ResolveDeadLetterRequest
-	3,  // 22: seckill.v1.WriterService.GetBacklog:output_type -> seckill.v1.GetBacklogResponse
-	8,  // 23: seckill.v1.WriterService.FindOrder:output_type -> seckill.v1.FindOrderResponse
-	10, // 24: seckill.v1.WriterService.ListOrders:output_type -> seckill.v1.ListOrdersResponse
-	14, // 25: seckill.v1.WriterService.ListDeadLetters:output_type -> seckill.v1.ListDeadLettersResponse
-	16, // 26: seckill.v1.WriterService.ResolveDeadLetter:output_type -> seckill.v1.ResolveDeadLetterResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	20, // 6: seckill.v1.FindOrderResponse.order:type_name -> seckill.v1.Order
+	9,  // 7: seckill.v1.FindOrderResponse.operator_action:type_name -> seckill.v1.OperatorAction
+	0,  // 8: seckill.v1.OperatorAction.action:type_name -> seckill.v1.DeadLetterAction
+	18, // 9: seckill.v1.OperatorAction.action_time:type_name -> google.protobuf.Timestamp
+	20, // 10: seckill.v1.ListOrdersResponse.orders:type_name -> seckill.v1.Order
+	20, // 11: seckill.v1.DeadLetter.order:type_name -> seckill.v1.Order
+	18, // 12: seckill.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
+	18, // 13: seckill.v1.DeadLetter.last_seen:type_name -> google.protobuf.Timestamp
+	18, // 14: seckill.v1.DeadLetterFilter.seen_before:type_name -> google.protobuf.Timestamp
+	13, // 15: seckill.v1.ListDeadLettersRequest.filter:type_name -> seckill.v1.DeadLetterFilter
+	12, // 16: seckill.v1.ListDeadLettersResponse.dead_letters:type_name -> seckill.v1.DeadLetter
+	13, // 17: seckill.v1.ResolveDeadLetterRequest.filter:type_name -> seckill.v1.DeadLetterFilter
+	0,  // 18: seckill.v1.ResolveDeadLetterRequest.action:type_name -> seckill.v1.DeadLetterAction
+	1,  // 19: seckill.v1.ResolveDeadLetterResponse.result:type_name -> seckill.v1.DeadLetterResult
+	2,  // 20: seckill.v1.WriterService.GetBacklog:input_type -> seckill.v1.GetBacklogRequest
+	6,  // 21: seckill.v1.WriterService.FindOrder:input_type -> seckill.v1.FindOrderRequest
+	10, // 22: seckill.v1.WriterService.ListOrders:input_type -> seckill.v1.ListOrdersRequest
+	14, // 23: seckill.v1.WriterService.ListDeadLetters:input_type -> seckill.v1.ListDeadLettersRequest
+	16, // 24: seckill.v1.WriterService.ResolveDeadLetter:input_type -> seckill.v1.ResolveDeadLetterRequest
+	3,  // 25: seckill.v1.WriterService.GetBacklog:output_type -> seckill.v1.GetBacklogResponse
+	8,  // 26: seckill.v1.WriterService.FindOrder:output_type -> seckill.v1.FindOrderResponse
+	11, // 27: seckill.v1.WriterService.ListOrders:output_type -> seckill.v1.ListOrdersResponse
+	15, // 28: seckill.v1.WriterService.ListDeadLetters:output_type -> seckill.v1.ListDeadLettersResponse
+	17, // 29: seckill.v1.WriterService.ResolveDeadLetter:output_type -> seckill.v1.ResolveDeadLetterResponse
+	25, // [25:30] is the sub-list for method output_type
+	20, // [20:25] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_seckill_v1_writer_service_proto_init() }
@@ -1506,11 +1601,11 @@ func file_seckill_v1_writer_service_proto_init() {
 		(*FindOrderRequest_OrderId)(nil),
 		(*FindOrderRequest_UserVoucher)(nil),
 	}
-	file_seckill_v1_writer_service_proto_msgTypes[7].OneofWrappers = []any{
+	file_seckill_v1_writer_service_proto_msgTypes[8].OneofWrappers = []any{
 		(*ListOrdersRequest_VoucherId)(nil),
 		(*ListOrdersRequest_UserId)(nil),
 	}
-	file_seckill_v1_writer_service_proto_msgTypes[13].OneofWrappers = []any{
+	file_seckill_v1_writer_service_proto_msgTypes[14].OneofWrappers = []any{
 		(*ResolveDeadLetterRequest_DeadLetterId)(nil),
 		(*ResolveDeadLetterRequest_Filter)(nil),
 	}
@@ -1520,7 +1615,7 @@ func file_seckill_v1_writer_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_seckill_v1_writer_service_proto_rawDesc), len(file_seckill_v1_writer_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

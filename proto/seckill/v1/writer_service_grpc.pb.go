@@ -44,8 +44,9 @@ type WriterServiceClient interface {
 	// ORDER_NOT_FOUND (NOT_FOUND), also while the order is still in flight.
 	FindOrder(ctx context.Context, in *FindOrderRequest, opts ...grpc.CallOption) (*FindOrderResponse, error)
 	// ListOrders answers committed orders of a voucher by ascending epoch and seq,
-	// or of a user by ascending voucher, in pages. A page never changes its place
-	// while orders are being written: what comes later lies behind it.
+	// or of a user by ascending voucher, in pages. What was committed when the first
+	// page was asked for is there, once each, however many are written meanwhile;
+	// of those, the ones whose place lies behind the page are there as well.
 	ListOrders(ctx context.Context, in *ListOrdersRequest, opts ...grpc.CallOption) (*ListOrdersResponse, error)
 	// ListDeadLetters answers what waits for an operator, in pages: orders that
 	// could not be stored as they are, and entries that could not be read.
@@ -154,8 +155,9 @@ type WriterServiceServer interface {
 	// ORDER_NOT_FOUND (NOT_FOUND), also while the order is still in flight.
 	FindOrder(context.Context, *FindOrderRequest) (*FindOrderResponse, error)
 	// ListOrders answers committed orders of a voucher by ascending epoch and seq,
-	// or of a user by ascending voucher, in pages. A page never changes its place
-	// while orders are being written: what comes later lies behind it.
+	// or of a user by ascending voucher, in pages. What was committed when the first
+	// page was asked for is there, once each, however many are written meanwhile;
+	// of those, the ones whose place lies behind the page are there as well.
 	ListOrders(context.Context, *ListOrdersRequest) (*ListOrdersResponse, error)
 	// ListDeadLetters answers what waits for an operator, in pages: orders that
 	// could not be stored as they are, and entries that could not be read.

@@ -1,6 +1,7 @@
 package orderstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -14,11 +15,11 @@ const maxOrders = 10_000
 const (
 	foundOrder = `
 SELECT voucher_id, epoch, seq, user_id, reference, admitted_at, persisted_at,
-       '' AS kind, '' AS reason, '' AS entry_id, NULL AS standing_epoch, NULL AS standing_seq
+       '' AS kind, '' AS reason, '' AS entry_id, 0 AS of_entry, NULL AS standing_epoch, NULL AS standing_seq
 FROM orders`
 	foundOutcome = `
 SELECT voucher_id, epoch, seq, user_id, reference, admitted_at, persisted_at,
-       kind, reason, entry_id, standing_epoch, standing_seq
+       kind, reason, entry_id, of_entry, standing_epoch, standing_seq
 FROM order_outcomes`
 
 	// One statement is one snapshot: an order that a requeue moves from one table
@@ -43,6 +44,11 @@ ORDER BY voucher_id, epoch, seq LIMIT @limit`
 
 	sqlOrdersOfUser = foundOrder + ` FORCE INDEX (orders_user_voucher)
 WHERE user_id = @user AND voucher_id > @voucher ORDER BY voucher_id LIMIT @limit`
+
+	// Only an action that came to what was found: another one may have followed.
+	sqlActionOn = `
+SELECT operator, action, reason, at FROM operator_actions
+WHERE target = ? AND result = ? ORDER BY id DESC LIMIT 1`
 )
 
 // foundRow is a row of orders or order_outcomes.
@@ -52,6 +58,7 @@ type foundRow struct {
 	AdmittedAt                    *time.Time
 	PersistedAt                   time.Time
 	Kind, Reason, EntryID         string
+	OfEntry                       bool
 	StandingEpoch, StandingSeq    *int64
 }
 
@@ -61,7 +68,7 @@ func (r foundRow) found() Found {
 			Position: orderid.Position{VoucherID: r.VoucherID, Epoch: r.Epoch, Seq: r.Seq},
 			UserID:   r.UserID, Reference: r.Reference, EntryID: r.EntryID,
 		},
-		PersistedAt: r.PersistedAt, Outcome: r.Kind, Reason: r.Reason,
+		PersistedAt: r.PersistedAt, Outcome: r.Kind, Reason: r.Reason, OfEntry: r.OfEntry,
 	}
 	if r.AdmittedAt != nil {
 		f.AdmittedAt = *r.AdmittedAt
@@ -102,6 +109,28 @@ func (s *Store) FindByUser(ctx context.Context, userID, voucherID int64) (Found,
 		}
 	}
 	return best, nil
+}
+
+// ActionOn returns the last action of an operator that came to what was found, of
+// the order or of the entry that held it; nil where there is none.
+func (s *Store) ActionOn(ctx context.Context, f Found) (*OperatorAction, error) {
+	id := DeadLetterID{Position: f.Position}
+	if f.OfEntry {
+		n, err := partitions(s.read(ctx))
+		if err != nil {
+			return nil, err
+		}
+		id = DeadLetterID{PartitionID: int(f.VoucherID % int64(n)), Epoch: f.Epoch, EntryID: f.EntryID}
+	}
+	var actions []OperatorAction
+	err := s.read(ctx).Raw(sqlActionOn, id.target(), cmp.Or(f.Outcome, ResultPersisted)).Scan(&actions).Error
+	if err != nil {
+		return nil, fmt.Errorf("finding what operators decided about %s: %w", id.target(), err)
+	}
+	if len(actions) == 0 {
+		return nil, nil
+	}
+	return &actions[0], nil
 }
 
 // OrdersOfVoucher returns up to limit rows of orders behind after, ascending by

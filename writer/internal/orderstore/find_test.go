@@ -1,6 +1,7 @@
 package orderstore_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -52,6 +53,56 @@ func TestFind_TellsHowEveryOrderEnded(t *testing.T) {
 	found, err = f.FindByUser(f.ctx, 51, 7)
 	require.NoError(t, err)
 	require.Equal(t, order(7, 4, 51), found.Order, "of several outcomes the last")
+}
+
+func TestActionOn_IsTheOneThatMadeTheOrderWhatItIs(t *testing.T) {
+	f := newFixture(t)
+	f.voucher(7, 10)
+	f.exec("UPDATE vouchers SET stock = 0, sold = 10 WHERE id = 7")
+	f.hold(order(7, 1, 51), order(7, 2, 52), order(7, 3, 53), order(7, 4, 54))
+	dead := entry("5-1")
+	dead.VoucherID, dead.FirstSeq, dead.Units = 7, 10, 2
+	_, err := f.HoldEntry(f.ctx, dead)
+	require.NoError(t, err)
+	id := orderstore.DeadLetterID{Epoch: 1, EntryID: "5-1"}
+
+	decide := func(do func(context.Context, orderstore.DeadLetterID, string, string) (orderstore.Resolution, error), id orderstore.DeadLetterID, operator, result string) {
+		t.Helper()
+		r, err := do(f.ctx, id, operator, "asked by "+operator)
+		require.NoError(t, err)
+		require.Equal(t, result, r.Result)
+	}
+	decide(f.Requeue, idOf(order(7, 1, 51)), "ada", orderstore.ResultHeld)
+	decide(f.Requeue, idOf(order(7, 2, 52)), "ada", orderstore.ResultHeld)
+	decide(f.Requeue, idOf(order(7, 2, 52)), "bob", orderstore.ResultHeld)
+	decide(f.Cancel, idOf(order(7, 1, 51)), "cid", orderstore.ResultCancelled)
+	decide(f.Cancel, idOf(order(7, 1, 51)), "eve", orderstore.ResultCancelled) // too late
+	decide(f.Requeue, id, "ada", orderstore.ResultHeld)
+	decide(f.Cancel, id, "dan", orderstore.ResultCancelled)
+	f.exec("UPDATE vouchers SET stock = 10, sold = 0 WHERE id = 7")
+	f.persist(order(7, 20, 53), order(7, 21, 60))
+	decide(f.Requeue, idOf(order(7, 3, 53)), "fay", orderstore.ResultConflict)
+	decide(f.Requeue, idOf(order(7, 4, 54)), "gus", orderstore.ResultPersisted)
+
+	for seq, want := range map[int64]string{1: "CANCEL cid", 2: "REQUEUE bob", 3: "REQUEUE fay", 4: "REQUEUE gus", 10: "CANCEL dan", 11: "CANCEL dan", 21: ""} {
+		found, err := f.FindByPosition(f.ctx, at(7, 1, seq))
+		require.NoError(t, err)
+		action, err := f.ActionOn(f.ctx, found)
+		require.NoError(t, err)
+		if want == "" {
+			require.Nil(t, action, "seq %d", seq)
+			continue
+		}
+		require.NotNil(t, action, "seq %d", seq)
+		require.Equal(t, want, action.Action+" "+action.Operator, "seq %d", seq)
+		require.Equal(t, "asked by "+action.Operator, action.Reason)
+		require.WithinDuration(t, time.Now(), action.At, time.Minute)
+	}
+	// It was held when it was found, and is cancelled by now: no answer says both.
+	held := orderstore.Found{Order: order(7, 1, 51), Outcome: orderstore.OutcomeHeld}
+	action, err := f.ActionOn(f.ctx, held)
+	require.NoError(t, err)
+	require.Equal(t, "ada", action.Operator)
 }
 
 // A requeue moves an order from one table to the other: it is found all the time.
@@ -163,7 +214,7 @@ func TestLedgerUpdates_OldestFirstAndByPartition(t *testing.T) {
 	}
 	require.Equal(t, []int64{4, 1, 5}, seqs)
 	require.Len(t, f.updates(1), 1)
-	list, err := f.LedgerUpdates(f.ctx, 0, 2)
+	list, _, err := f.LedgerUpdates(f.ctx, 0, orderstore.UpdateCursor{}, 2)
 	require.NoError(t, err)
 	require.Len(t, list, 2)
 	require.NoError(t, f.MarkTold(f.ctx, list[0]))

@@ -133,6 +133,18 @@ type Found struct {
 	Reason string
 	// Standing is the user's order that stands, where Outcome is CONFLICT.
 	Standing orderid.Position
+	// OfEntry tells that it was held, and decided, as a part of its entry, which
+	// could not be read as a whole.
+	OfEntry bool
+}
+
+// OperatorAction is what an operator decided about a dead letter.
+type OperatorAction struct {
+	Operator string
+	// Action is ActionRequeue or ActionCancel.
+	Action string
+	Reason string
+	At     time.Time
 }
 
 // Reading is the database's side of a voucher's books.

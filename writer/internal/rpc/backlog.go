@@ -121,7 +121,15 @@ func readPartition(ctx context.Context, client rueidis.Client, partition int, kn
 	case err != nil:
 		return nil, err
 	}
-	p.LagEntries = backlog.Undelivered
+	after, err := ledger.ReadMeta(ctx, client, partition)
+	if err != nil {
+		return nil, err
+	}
+	// With fewer entries than are not settled, some were removed by hand, and
+	// nobody can tell whether those had been delivered.
+	if backlog.Entries >= meta.EntriesIn-after.EntriesOut {
+		p.LagEntries = backlog.Undelivered
+	}
 	if backlog.OldestID != "" {
 		now, err := redisClock(ctx, client)
 		if err != nil {

@@ -46,12 +46,57 @@ func TestGetBacklog_TellsWhatLiesWhere(t *testing.T) {
 	busy := o.backlog().GetPartitions()[1]
 	require.EqualValues(t, 5, busy.GetInFlight())
 	require.EqualValues(t, 2, busy.GetLagEntries())
-	require.NotNil(t, busy.GetOldestAge())
-	require.Less(t, busy.GetOldestAge().AsDuration(), time.Minute)
-	require.Len(t, busy.GetConsumers(), 1)
-	require.Equal(t, "w1", busy.GetConsumers()[0].GetName())
-	require.EqualValues(t, 1, busy.GetConsumers()[0].GetPendingEntries())
-	require.NotNil(t, busy.GetConsumers()[0].GetIdle())
+	require.Equal(t, map[string]int64{"w1": 1}, pendingOf(busy))
+
+	_, err = ledger.ReadNew(o.Ctx, o.Client, 1, 1, "w2", 2, time.Millisecond)
+	require.NoError(t, err)
+	busy = o.backlog().GetPartitions()[1]
+	require.EqualValues(t, 0, busy.GetLagEntries())
+	require.NotNil(t, busy.LagEntries)
+	require.Equal(t, map[string]int64{"w1": 1, "w2": 2}, pendingOf(busy))
+	for i, p := range o.backlog().GetPartitions() {
+		require.True(t, i == 1 || p.GetInFlight() == 0 && len(p.GetConsumers()) == 0, "each partition by itself")
+	}
+}
+
+// pendingOf is how many entries each consumer holds.
+func pendingOf(p *seckillv1.PartitionBacklog) map[string]int64 {
+	held := map[string]int64{}
+	for _, c := range p.GetConsumers() {
+		held[c.GetName()] = c.GetPendingEntries()
+	}
+	return held
+}
+
+func TestGetBacklog_TheOldestEntryAndIdleConsumersGrowOlder(t *testing.T) {
+	o := newOperators(t, 1)
+	o.Voucher(o.guardian, 7, 100)
+	begin := time.Now()
+	o.Admitted(7, 1)
+	_, err := ledger.ReadNew(o.Ctx, o.Client, 0, 1, "w1", 1, time.Millisecond)
+	require.NoError(t, err)
+	const older = 300 * time.Millisecond
+	var p *seckillv1.PartitionBacklog
+	require.Eventually(t, func() bool {
+		p = o.backlog().GetPartitions()[0]
+		return p.GetOldestAge().AsDuration() >= older && p.GetConsumers()[0].GetIdle().AsDuration() >= older
+	}, patience, pollTime)
+	o.Admitted(7, 2)
+	_, err = ledger.ReadNew(o.Ctx, o.Client, 0, 1, "w2", 1, time.Millisecond)
+	require.NoError(t, err)
+	p = o.backlog().GetPartitions()[0]
+	require.GreaterOrEqual(t, p.GetOldestAge().AsDuration(), older, "that of the oldest, not of the newest")
+	// A millisecond, for that is what an entry's id tells.
+	require.LessOrEqual(t, p.GetOldestAge().AsDuration(), time.Since(begin)+time.Millisecond)
+	for _, c := range p.GetConsumers() {
+		require.LessOrEqual(t, c.GetIdle().AsDuration(), time.Since(begin))
+		if c.GetName() == "w1" {
+			require.GreaterOrEqual(t, c.GetIdle().AsDuration(), older)
+		}
+	}
+	require.NoError(t, ledger.RedeliverAll(o.Ctx, o.Client, 0, 1))
+	o.Drained()
+	require.Nil(t, o.backlog().GetPartitions()[0].GetOldestAge())
 }
 
 func TestGetBacklog_CountsDeadLetters(t *testing.T) {
@@ -76,6 +121,24 @@ func TestGetBacklog_LagThatIsNotKnownIsNotZero(t *testing.T) {
 	require.Contains(t, p.GetReason(), "stream is missing")
 	require.NoError(t, o.Do("SET", ledger.OrdersKey(0, 1), "x").Error())
 	require.Contains(t, o.backlog().GetPartitions()[0].GetReason(), "fault")
+}
+
+// Nobody can tell whether what is gone had been delivered.
+func TestGetBacklog_LagIsNotKnownWhereEntriesWereRemoved(t *testing.T) {
+	o := newOperators(t, 1)
+	o.Voucher(o.guardian, 7, 100)
+	o.stopGuardian()
+	o.Admitted(7, 1)
+	o.Admitted(7, 2)
+	o.Admitted(7, 3)
+	_, err := ledger.ReadNew(o.Ctx, o.Client, 0, 1, "w1", 1, time.Millisecond)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, o.backlog().GetPartitions()[0].GetLagEntries())
+	require.NoError(t, o.Do("XTRIM", ledger.OrdersKey(0, 1), "MAXLEN", "=", "2").Error())
+	p := o.backlog().GetPartitions()[0]
+	require.Nil(t, p.LagEntries)
+	require.EqualValues(t, 3, p.GetInFlight())
+	require.Equal(t, map[string]int64{"w1": 1}, pendingOf(p))
 }
 
 func TestGetBacklog_SaysWhyAPartitionIsClosed(t *testing.T) {

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strconv"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/seckill/seckill/pkg/ledger"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
@@ -86,27 +88,84 @@ func TestResolve_RequeueMakesARowAndTheLedgerHearsOfIt(t *testing.T) {
 	require.EqualValues(t, 1, o.Number("SELECT COUNT(*) FROM operator_actions"))
 }
 
-func TestResolve_TwoOperatorsAtOnceReturnOneUnit(t *testing.T) {
+func TestFindOrder_NamesTheOperatorWhoDecided(t *testing.T) {
 	o := newOperators(t, 1)
-	o.Voucher(o.guardian, 7, 1)
-	o.hold(7, 1)
-	id := o.letters(nil)[0].GetDeadLetterId()
-	var pressing sync.WaitGroup
-	for range 4 {
-		pressing.Go(func() {
-			came, err := o.resolve(o.Ctx, one(id, cancel, "ann", "twice"), nil)
-			if err != nil || len(came) != 1 || came[0].GetResult() != seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CANCELLED {
-				t.Errorf("%v %v", came, err)
-			}
-		})
+	o.Voucher(o.guardian, 7, 100)
+	o.hold(7, 1, 2, 3)
+	letters := o.letters(nil)
+	for i, action := range []seckillv1.DeadLetterAction{cancel, requeue} {
+		_, err := o.resolve(o.Ctx, one(letters[i].GetDeadLetterId(), action, "ann", fmt.Sprint("ticket ", i)), nil)
+		require.NoError(t, err)
 	}
-	pressing.Wait()
-	require.EqualValues(t, 1, o.Number("SELECT COUNT(*) FROM operator_actions"))
-	require.Eventually(t, func() bool { return o.ledgerOf(1, 7, 1).Mark == nil }, patience, pollTime)
-	o.Admitted(7, 2) // the unit
-	reply, err := o.Admit(7, 1)
+	// One more ends as a conflict: the order that stands was nobody's decision.
+	o.Exec("INSERT INTO orders (voucher_id, epoch, seq, user_id, admitted_at) VALUES (7, 1, 900, 3, '2026-01-01')")
+	_, err := o.resolve(o.Ctx, one(letters[2].GetDeadLetterId(), requeue, "bob", "ticket 2"), nil)
 	require.NoError(t, err)
-	require.Equal(t, ledger.DecisionSoldOut, reply.Answers[0].Decision, "one unit came back, not two")
+
+	for seq, want := range map[int64]*seckillv1.OperatorAction{
+		1: {Operator: "ann", Action: cancel, Reason: "ticket 0"}, 2: {Operator: "ann", Action: requeue, Reason: "ticket 1"},
+		3: {Operator: "bob", Action: requeue, Reason: "ticket 2"}, 900: nil,
+	} {
+		found, err := o.FindOrder(o.Ctx, byOrderID(o.id(7, seq)))
+		require.NoError(t, err)
+		action := found.GetOperatorAction()
+		if want == nil {
+			require.Nil(t, action)
+			continue
+		}
+		require.WithinDuration(t, time.Now(), action.GetActionTime().AsTime(), time.Minute)
+		action.ActionTime = nil
+		require.True(t, proto.Equal(want, action), "%v is not %v", action, want)
+	}
+	found, err := o.FindOrder(o.Ctx, byUser(1, 7))
+	require.NoError(t, err)
+	require.Equal(t, seckillv1.OrderState_ORDER_STATE_CANCELLED, found.GetOrder().GetState())
+	require.Equal(t, "ann", found.GetOperatorAction().GetOperator())
+}
+
+// Two operators press at the same moment, at two writers.
+func TestResolve_TwoOperatorsAtOnceReturnOneUnit(t *testing.T) {
+	const n = 20
+	o := newOperators(t, 1)
+	o.Voucher(o.guardian, 7, n)
+	users := writertest.Users(1, n)
+	o.hold(7, users...)
+	other := *o
+	store, err := orderstore.Open(o.Ctx, orderstore.Options{DSN: o.DSN, LockWait: time.Second, Logger: writertest.Logger()})
+	require.NoError(t, err)
+	t.Cleanup(func() { store.Close() })
+	other.WriterServiceClient = serveOperators(t, NewWriter(WriterOptions{Store: store, OrderIDs: o.ids, Logger: writertest.Logger()}))
+	for _, letter := range o.letters(nil) {
+		var pressing sync.WaitGroup
+		for name, at := range map[string]*operators{"ann": o, "bob": &other, "cid": o, "dan": &other} {
+			pressing.Go(func() {
+				came, err := at.resolve(o.Ctx, one(letter.GetDeadLetterId(), cancel, name, "at once"), nil)
+				if err != nil || len(came) != 1 || came[0].GetResult() != seckillv1.DeadLetterResult_DEAD_LETTER_RESULT_CANCELLED {
+					t.Errorf("%v %v", came, err)
+				}
+			})
+		}
+		pressing.Wait()
+	}
+	require.EqualValues(t, n, o.Number("SELECT COUNT(*) FROM operator_actions"))
+	require.EqualValues(t, n, o.Number("SELECT COUNT(DISTINCT target) FROM operator_actions"))
+	require.Eventually(t, func() bool {
+		b, err := ledger.ReadBooks(o.Ctx, o.Client, 0, 1, 7)
+		return err == nil && b.Returned == n && o.Number("SELECT COUNT(*) FROM ledger_updates") == 0
+	}, patience, pollTime)
+	b, err := ledger.ReadBooks(o.Ctx, o.Client, 0, 1, 7)
+	require.NoError(t, err)
+	require.EqualValues(t, n, b.Returned, "each unit came back once")
+	require.EqualValues(t, n, b.Stock)
+	o.Admitted(7, users...) // each may buy again, and once
+	reply, err := o.Admit(7, n+1)
+	require.NoError(t, err)
+	require.Equal(t, ledger.DecisionSoldOut, reply.Answers[0].Decision)
+	reply, err = o.Admit(7, users...)
+	require.NoError(t, err)
+	for _, answer := range reply.Answers {
+		require.Equal(t, ledger.DecisionReplayed, answer.Decision)
+	}
 }
 
 func TestResolve_ByFilterTellsOfEachAndTakesNoneThatComesLater(t *testing.T) {

@@ -33,6 +33,7 @@ const (
 type finder interface {
 	FindByPosition(ctx context.Context, p orderid.Position) (orderstore.Found, error)
 	FindByUser(ctx context.Context, userID, voucherID int64) (orderstore.Found, error)
+	ActionOn(ctx context.Context, f orderstore.Found) (*orderstore.OperatorAction, error)
 }
 
 // lister lists committed orders.
@@ -132,8 +133,12 @@ func (s *WriterService) FindOrder(ctx context.Context, req *seckillv1.FindOrderR
 	if err != nil {
 		return nil, s.databaseError(ctx, "finding an order", err)
 	}
+	action, err := s.store.ActionOn(call, found)
+	if err != nil {
+		return nil, s.databaseError(ctx, "finding what operators decided about an order", err)
+	}
 	if found.Outcome != orderstore.OutcomeConflict {
-		return &seckillv1.FindOrderResponse{Order: s.shapeFound(found), Reason: whyNoRow(found)}, nil
+		return &seckillv1.FindOrderResponse{Order: s.shapeFound(found), Reason: whyNoRow(found), OperatorAction: shapeAction(action)}, nil
 	}
 	standing, err := s.store.FindByPosition(call, found.Standing)
 	if errors.Is(err, orderstore.ErrOrderNotFound) || err == nil && standing.Outcome != "" {
@@ -146,7 +151,7 @@ func (s *WriterService) FindOrder(ctx context.Context, req *seckillv1.FindOrderR
 		return nil, s.databaseError(ctx, "finding the order that stands", err)
 	}
 	return &seckillv1.FindOrderResponse{
-		Order:  s.shapeFound(standing),
+		Order: s.shapeFound(standing), OperatorAction: shapeAction(action),
 		Reason: fmt.Sprintf("order %s ended as a conflict: the user's order that stands is %s", s.orderIDs.Encode(found.Position), s.orderIDs.Encode(standing.Position)),
 	}, nil
 }

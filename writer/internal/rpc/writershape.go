@@ -30,7 +30,7 @@ var deadLetterResults = map[string]seckillv1.DeadLetterResult{
 var outcomeReasons = map[string]string{
 	orderstore.OutcomeHeld:      "it is held as a dead letter",
 	orderstore.OutcomeRejected:  "the database had no unit left for it",
-	orderstore.OutcomeCancelled: "an operator cancelled it",
+	orderstore.OutcomeCancelled: "an operator cancelled it after it was held",
 	orderstore.OutcomeLost:      "it was lost with the ledger",
 }
 
@@ -55,6 +55,18 @@ func (s *WriterService) shapeFound(f orderstore.Found) *seckillv1.Order {
 		order.PersistedAt = timestamp(f.PersistedAt)
 	}
 	return order
+}
+
+var deadLetterActions = map[string]seckillv1.DeadLetterAction{
+	orderstore.ActionRequeue: seckillv1.DeadLetterAction_DEAD_LETTER_ACTION_REQUEUE,
+	orderstore.ActionCancel:  seckillv1.DeadLetterAction_DEAD_LETTER_ACTION_CANCEL,
+}
+
+func shapeAction(a *orderstore.OperatorAction) *seckillv1.OperatorAction {
+	if a == nil {
+		return nil
+	}
+	return &seckillv1.OperatorAction{Operator: a.Operator, Action: deadLetterActions[a.Action], Reason: a.Reason, ActionTime: timestamp(a.At)}
 }
 
 func (s *WriterService) shapeDeadLetter(d orderstore.DeadLetter) *seckillv1.DeadLetter {
