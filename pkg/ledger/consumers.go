@@ -155,41 +155,37 @@ func Release(ctx context.Context, client rueidis.CoreClient, partition int, epoc
 	return released, nil
 }
 
-// MaxOrphanScan is the most entries that Orphans looks at: Redis reads each
-// whole, up to some 20 kB, and does nothing else meanwhile.
+// MaxOrphanScan is the most entries that one call of Orphans looks at: Redis
+// reads each whole, up to some 20 kB, and does nothing else meanwhile.
 const MaxOrphanScan = 256
 
 // Orphans lists entries that were delivered and belong to nobody, because the
 // consumer that held them was removed: nothing delivers them again but
-// RedeliverAll. It looks at the oldest limit entries of the stream, at most
-// MaxOrphanScan; what is settled leaves the stream, so orphans end up among
-// them. Errors as ReadNew.
-func Orphans(ctx context.Context, client rueidis.CoreClient, partition int, epoch int64, limit int) ([]string, error) {
+// RedeliverAll. It looks at limit entries behind an id, at most MaxOrphanScan,
+// with "" at the oldest ones. Next is the id to go on behind, "" where there are
+// no more. Errors as ReadNew.
+func Orphans(ctx context.Context, client rueidis.CoreClient, partition int, epoch int64, after string, limit int) (ids []string, next string, err error) {
 	reply, err := findOrphans.run(ctx, client, []string{OrdersKey(partition, epoch)},
-		[]string{Group, strconv.Itoa(max(1, min(limit, MaxOrphanScan)))})
+		[]string{Group, after, strconv.Itoa(max(1, min(limit, MaxOrphanScan)))})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	name, err := reply[0].ToString()
-	if err != nil {
-		return nil, fmt.Errorf("%w: find_orphans: %w", ErrFault, err)
+	switch {
+	case err != nil:
+		return nil, "", fmt.Errorf("%w: find_orphans: %w", ErrFault, err)
+	case name == "NO_GROUP":
+		return nil, "", fmt.Errorf("finding orphans of partition %d: %w", partition, ErrNoGroup)
+	case name != "OK" || len(reply) < 2:
+		return nil, "", fmt.Errorf("%w: find_orphans answered %s with %d elements", ErrFault, name, len(reply))
 	}
-	switch name {
-	case "OK":
-	case "NO_GROUP":
-		return nil, fmt.Errorf("finding orphans of partition %d: %w", partition, ErrNoGroup)
-	default:
-		return nil, fmt.Errorf("%w: find_orphans answered %s", ErrFault, name)
-	}
-	ids := make([]string, 0, len(reply)-1)
-	for i := range reply[1:] {
-		id, err := reply[1+i].ToString()
-		if err != nil {
-			return nil, fmt.Errorf("%w: find_orphans: %w", ErrFault, err)
+	texts := make([]string, len(reply)-1)
+	for i := range texts {
+		if texts[i], err = reply[1+i].ToString(); err != nil {
+			return nil, "", fmt.Errorf("%w: find_orphans: %w", ErrFault, err)
 		}
-		ids = append(ids, id)
 	}
-	return ids, nil
+	return texts[1:], texts[0], nil
 }
 
 // RedeliverAll makes the group deliver every entry of the stream again, which

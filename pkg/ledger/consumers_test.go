@@ -321,7 +321,7 @@ func TestRelease_AFaultHasNoEffect(t *testing.T) {
 func TestOrphans_AreFoundAndBroughtBack(t *testing.T) {
 	b := newBook(t, 100)
 	orphans := func(limit int) []string {
-		ids, err := Orphans(b.ctx, b.client, b.partition, epoch, limit)
+		ids, _, err := Orphans(b.ctx, b.client, b.partition, epoch, "", limit)
 		require.NoError(t, err)
 		return ids
 	}
@@ -364,20 +364,43 @@ func TestOrphans_AreFoundAndBroughtBack(t *testing.T) {
 	b.requireBooks()
 }
 
+// Page by page, each entry is looked at once.
+func TestOrphans_AreFoundBehindWhateverIsSound(t *testing.T) {
+	b := newBook(t, 100)
+	for user := int64(1); user <= 7; user++ {
+		b.admit(user)
+		b.deliver(map[bool]string{true: "gone", false: "w"}[user == 2 || user == 7])
+	}
+	b.admit(8)
+	b.must("XGROUP", "DELCONSUMER", b.keys()["orders"], Group, "gone")
+	entries := b.entries()
+	var found, ends []string
+	for after := ""; ; {
+		ids, next, err := Orphans(b.ctx, b.client, b.partition, epoch, after, 3)
+		require.NoError(t, err)
+		found, ends = append(found, ids...), append(ends, next)
+		if after = next; next == "" {
+			break
+		}
+	}
+	require.Equal(t, []string{entries[1].ID, entries[6].ID}, found)
+	require.Equal(t, []string{entries[2].ID, entries[5].ID, ""}, ends)
+}
+
 func TestOrphans_AFaultIsTold(t *testing.T) {
 	b := newBook(t, 10)
 	b.admit(1)
 	b.deliver("w")
 	for _, denied := range []string{"exists", "xinfo", "xrange", "xpending"} {
-		_, err := Orphans(b.ctx, b.aclUser(sharedAddr(t), "-"+denied), b.partition, epoch, 10)
+		_, _, err := Orphans(b.ctx, b.aclUser(sharedAddr(t), "-"+denied), b.partition, epoch, "", 10)
 		require.Error(t, err, denied)
 	}
-	_, err := Orphans(b.ctx, b.aclUser(sharedAddr(t), "-@all", "+evalsha", "+exists", "+xinfo|groups", "+xrange", "+xpending", "+hello", "+client", "+ping", "~*"), b.partition, epoch, 10)
+	_, _, err := Orphans(b.ctx, b.aclUser(sharedAddr(t), "-@all", "+evalsha", "+exists", "+xinfo|groups", "+xrange", "+xpending", "+hello", "+client", "+ping", "~*"), b.partition, epoch, "", 10)
 	require.NoError(t, err)
-	for _, body := range []string{"return {'WHAT'}", "return {{}}", "return {'OK', {}}"} {
+	for _, body := range []string{"return {'WHAT'}", "return {{}}", "return {'OK'}", "return {'OK', {}}", "return {'OK', '', {}}"} {
 		was := *findOrphans
 		*findOrphans = *newScript("find_orphans", "#!lua\n"+body+"\n", was.keys, was.args, was.repeated)
-		_, err := Orphans(b.ctx, b.client, b.partition, epoch, 10)
+		_, _, err := Orphans(b.ctx, b.client, b.partition, epoch, "", 10)
 		*findOrphans = was
 		require.ErrorIs(t, err, ErrFault, body)
 	}

@@ -6,9 +6,12 @@
 --
 -- KEYS[1] orders  stream of the partition
 -- ARGV[1] group   consumer group
--- ARGV[2] limit   how many of the oldest entries are looked at
+-- ARGV[2] after   id behind which entries are looked at, empty for the oldest on
+-- ARGV[3] limit   how many entries are looked at
 --
--- Returns {'OK', id...}; {'NO_GROUP'} where stream or group is missing.
+-- Returns {'OK', last, id...}, with the last entry that was looked at, or with
+-- an empty one where there are no more; {'NO_GROUP'} where stream or group is
+-- missing.
 
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {'NO_GROUP'}
@@ -26,8 +29,10 @@ end
 if not delivered then
   return {'NO_GROUP'}
 end
-local reply = {'OK'}
-for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', delivered, 'COUNT', ARGV[2])) do
+local from = ARGV[2] == '' and '-' or '(' .. ARGV[2]
+local entries = redis.call('XRANGE', KEYS[1], from, delivered, 'COUNT', ARGV[3])
+local reply = {'OK', #entries == tonumber(ARGV[3]) and entries[#entries][1] or ''}
+for _, entry in ipairs(entries) do
   local id = entry[1]
   if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0 then
     reply[#reply + 1] = id

@@ -7,7 +7,7 @@
 -- KEYS[3] buyers    hash, user_id -> mark
 -- KEYS[4] outcomes  hash, seq -> user:kind:standing
 -- ARGV[1] epoch     the order's epoch, which is the ledger's
--- ARGV[2] user_id   decimal, 0 where it could not be read
+-- ARGV[2] user_id   decimal, 0 where it is not known
 -- ARGV[3] seq       the order's seq
 -- ARGV[4] verdict   p persisted by a requeue, c conflict, x cancelled
 -- ARGV[5] standing  with c the epoch.seq of the order that stands, else empty
@@ -22,6 +22,10 @@
 -- comes back whatever the mark holds: it is the token that stands for the unit.
 -- The mark changes only where it holds this very position. settled is left as
 -- it is: the order counts there since it was settled as held.
+--
+-- Where whoever settled the order could not read its user, the one given here
+-- is taken. A cancelled order of an unknown user gave its unit back and left the
+-- mark of that user: with x and the user, the mark goes, once.
 --
 -- Lua does not roll back. So all is read and checked first, and the writes
 -- stand in such an order that every undoing is an HSET on a key on which an
@@ -57,6 +61,8 @@ local outcome = redis.call('HGET', KEYS[4], seq)
 local holder = outcome and string.match(outcome, '^(%d+):h:$')
 if user == '0' and holder then
   user = holder
+elseif holder == '0' then
+  holder = user
 end
 local mark = redis.call('HGET', KEYS[3], user)
 -- A voucher is archived when all its orders have ended.
@@ -69,6 +75,11 @@ if not (stock and returned and removed) then
 end
 
 local position = ARGV[1] .. '.' .. seq
+local holds = mark and string.sub(mark, 1, -2) == position
+local unit = 1
+if outcome == '0:x:' and verdict == 'x' and holds then
+  holder, unit = user, 0
+end
 if holder ~= user then
   -- Settling leaves an outcome, or a mark that says persisted.
   if outcome or (verdict == 'p' and mark == position .. 'p') then
@@ -76,7 +87,6 @@ if holder ~= user then
   end
   return {'IN_FLIGHT'}
 end
-local holds = mark and string.sub(mark, 1, -2) == position
 
 local undo, step = {}, nil
 local function write(undoing, ...)
@@ -92,7 +102,7 @@ local ok = true
 if verdict ~= 'p' then
   local gone = (verdict == 'x' and holds) and 1 or 0
   ok = write({'HSET', KEYS[2], 'stock', voucher[2], 'returned', voucher[3], 'removed', voucher[4]},
-    'HSET', KEYS[2], 'stock', string.format('%.0f', stock + 1), 'returned', string.format('%.0f', returned + 1),
+    'HSET', KEYS[2], 'stock', string.format('%.0f', stock + unit), 'returned', string.format('%.0f', returned + unit),
     'removed', string.format('%.0f', removed + gone))
   ok = ok and write({'HSET', KEYS[4], seq, outcome}, 'HSET', KEYS[4], seq, user .. ':' .. verdict .. ':' .. standing)
 end

@@ -104,9 +104,6 @@ func TestResolve_OfAnOrderWithoutAUserTouchesNoMark(t *testing.T) {
 	require.Equal(t, marks, b.snapshot()[b.keys()["buyers"]])
 	b.requireBooks()
 
-	before := b.snapshot()
-	require.False(t, b.resolve(b.resolution(1, 1, VerdictCancelled)), "another order's token")
-	require.Equal(t, before, b.snapshot())
 	require.True(t, b.resolve(b.resolution(0, 1, VerdictCancelled)))
 	require.True(t, b.resolve(b.resolution(0, 2, VerdictConflict)))
 	require.True(t, b.resolve(b.resolution(0, 3, VerdictPersisted)))
@@ -114,6 +111,71 @@ func TestResolve_OfAnOrderWithoutAUserTouchesNoMark(t *testing.T) {
 	require.Equal(t, marks, b.snapshot()[b.keys()["buyers"]])
 	books := b.requireBooks()
 	require.Equal(t, []int64{9, 2, 0}, []int64{books.Stock, books.Returned, books.Removed})
+}
+
+// The user of a held order that could not be read is found later: by the
+// database, or by his mark.
+func TestResolve_OfAnOrderWithoutAUserTakesTheOneThatIsGiven(t *testing.T) {
+	b := newBook(t, 10)
+	b.admit(1, 2, 3)
+	s := b.settlement(b.entries()[0], VerdictHeld)
+	for i := range s.Orders {
+		s.Orders[i].UserID = 0
+	}
+	require.True(t, b.settle(s).Settled)
+	require.True(t, b.resolve(b.resolution(1, 1, VerdictCancelled)))
+	require.Equal(t, []string{"1:x:", "(nil)"}, []string{b.outcome(1), b.mark(1)})
+	require.True(t, b.resolve(b.resolution(0, 2, VerdictCancelled)))
+	require.Equal(t, []string{"0:x:", "7.2a"}, []string{b.outcome(2), b.mark(2)})
+	require.Equal(t, int64(2), b.requireBooks().Returned)
+
+	// Only his mark goes, only where it holds this order, and only once.
+	before := b.snapshot()
+	require.False(t, b.resolve(b.resolution(3, 2, VerdictCancelled)), "another order's mark")
+	require.False(t, b.resolve(b.resolution(2, 2, VerdictPersisted)), "another verdict")
+	require.Equal(t, before, b.snapshot())
+	require.True(t, b.resolve(b.resolution(2, 2, VerdictCancelled)))
+	require.Equal(t, []string{"2:x:", "(nil)"}, []string{b.outcome(2), b.mark(2)})
+	require.False(t, b.resolve(b.resolution(2, 2, VerdictCancelled)))
+	require.False(t, b.resolve(b.resolution(0, 2, VerdictCancelled)))
+	books := b.requireBooks()
+	require.Equal(t, []int64{9, 2, 2, 3}, []int64{books.Stock, books.Returned, books.Removed, books.Settled})
+	require.Equal(t, []Decision{DecisionAdmitted, DecisionAdmitted, DecisionReplayed}, decisions(b.admit(1, 2, 3)))
+	b.requireBooks()
+}
+
+func TestHolders_FindsWhoseMarksHoldSomeOrders(t *testing.T) {
+	b := newBook(t, 2000)
+	for first := int64(1); first <= 2000; first += 100 {
+		var users []int64
+		for user := first; user < first+100; user++ {
+			users = append(users, 1<<53+user)
+		}
+		b.admit(users...)
+	}
+	b.must("HSET", b.keys()["buyers"], "77", "6.1500p", "78", "not a mark", "79", "7.2001p")
+	wanted := map[int64]bool{3: true, 1500: true, 2000: true, 2002: true}
+	before := b.snapshot()
+	found, pages := map[int64]int64{}, 0
+	for cursor := uint64(0); ; pages++ {
+		users, next, err := Holders(b.ctx, b.client, b.partition, epoch, b.voucher.VoucherID, wanted, cursor, 100)
+		require.NoError(t, err)
+		for seq, user := range users {
+			found[seq] = user
+		}
+		if cursor = next; cursor == 0 {
+			break
+		}
+	}
+	require.Equal(t, map[int64]int64{3: 1<<53 + 3, 1500: 1<<53 + 1500, 2000: 1<<53 + 2000}, found)
+	require.Greater(t, pages, 5, "each call looks at a few")
+	require.Equal(t, before, b.snapshot())
+
+	_, _, err := Holders(b.ctx, b.aclUser(sharedAddr(t), "-hscan"), b.partition, epoch, b.voucher.VoucherID, wanted, 0, 100)
+	require.ErrorIs(t, err, ErrRefused)
+	b.must("HSET", b.keys()["buyers"], "nobody", "7.3a")
+	_, _, err = Holders(b.ctx, b.client, b.partition, epoch, b.voucher.VoucherID, map[int64]bool{3: true}, 0, 10_000)
+	require.ErrorIs(t, err, ErrFault)
 }
 
 // A held order that was cancelled before its entry was settled.

@@ -94,7 +94,7 @@ var (
 	readBacklog = newScript("read_backlog", readBacklogSource,
 		[]string{"orders"}, []string{"group"}, nil)
 	findOrphans = newScript("find_orphans", findOrphansSource,
-		[]string{"orders"}, []string{"group", "limit"}, nil)
+		[]string{"orders"}, []string{"group", "after", "limit"}, nil)
 	release = newScript("release", releaseSource,
 		[]string{"orders"}, []string{"group", "consumer", "released", "min_idle_ms"}, []string{"entry_id"})
 	removeConsumer = newScript("remove_consumer", removeConsumerSource,

@@ -113,6 +113,26 @@ func ReadNew(ctx context.Context, client rueidis.CoreClient, partition int, epoc
 	return rawEntries(reply[key]), nil
 }
 
+// ConnectionID is the server's name of a dedicated connection, for Unblock.
+func ConnectionID(ctx context.Context, conn rueidis.CoreClient) (int64, error) {
+	id, err := conn.Do(ctx, conn.B().ClientId().Build()).AsInt64()
+	if err != nil {
+		return 0, fmt.Errorf("reading the id of a connection: %w", classify(err))
+	}
+	return id, nil
+}
+
+// Unblock ends the wait of a ReadNew on the connection of that id, as if its time
+// were over: what it was given before is answered, and nothing is given to it
+// afterwards. Giving the read up instead would leave both open until the server
+// has noticed. It does nothing where none waits.
+func Unblock(ctx context.Context, client rueidis.CoreClient, id int64) error {
+	if err := client.Do(ctx, client.B().ClientUnblock().ClientId(id).Build()).Error(); err != nil {
+		return fmt.Errorf("ending the wait of a read: %w", classify(err))
+	}
+	return nil
+}
+
 // Claimed is one page of a takeover.
 type Claimed struct {
 	Entries []RawEntry

@@ -54,7 +54,7 @@ func TestStream_AMissingStreamOrGroupIsNoGroup(t *testing.T) {
 		_, removeIdle := RemoveIdleConsumer(b.ctx, b.client, b.partition, epoch, "w", time.Minute)
 		_, idle := IdleConsumers(b.ctx, b.client, b.partition, epoch, time.Minute)
 		_, released := Release(b.ctx, b.client, b.partition, epoch, "w", time.Minute, []string{"1-1"})
-		_, orphans := Orphans(b.ctx, b.client, b.partition, epoch, 10)
+		_, _, orphans := Orphans(b.ctx, b.client, b.partition, epoch, "", 10)
 		return map[string]error{
 			"read": read, "claim": claim, "pending": pending, "remove": remove, "remove idle": removeIdle, "idle": idle,
 			"release": released, "orphans": orphans, "redeliver": RedeliverAll(b.ctx, b.client, b.partition, epoch),

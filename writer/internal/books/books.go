@@ -72,7 +72,7 @@ type Drift int
 // The drifts.
 const (
 	// Unclear: the figures contradict each other. Two readings must agree before
-	// anything is done.
+	// anything is done: Violation.Again.
 	Unclear Drift = iota
 	// Oversell: more may be sold than there is, or twice to one user. The sale
 	// must stop at once.
@@ -92,6 +92,9 @@ type Violation struct {
 	Detail string
 	// Orders concerned, MissingMax at most, where the rule can name them.
 	Orders []orderid.Position
+	// Again tells that the reading of the voucher before this one came to the same.
+	// Known to a Watcher only.
+	Again bool
 }
 
 // String is the violation in one line.

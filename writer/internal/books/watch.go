@@ -1,9 +1,11 @@
 package books
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,12 +52,16 @@ type Watcher struct {
 	// is looked for in the stream.
 	AlarmAge time.Duration
 	Now      func() time.Time
-
-	// InFlight is the sum over all vouchers at the last look.
-	InFlight int64
+	// LookFor is how long a look may take before it leaves the rest of the vouchers
+	// to the next one; 0 is without end.
+	LookFor time.Duration
 
 	epoch    int64
 	vouchers map[int64]*watched
+	// after is the last voucher that was read.
+	after int64
+	// overdue are the orders to look for in the stream.
+	overdue map[int64]Range
 	// nextScan is when the stream may be scanned again.
 	nextScan time.Time
 }
@@ -75,6 +81,9 @@ type watched struct {
 	recounted []Violation
 	// missing is what the last scan found.
 	missing []Violation
+	// found is what the last reading found, and inFlight what it saw.
+	found    []Violation
+	inFlight int64
 }
 
 type sighting struct {
@@ -82,68 +91,112 @@ type sighting struct {
 	seq int64
 }
 
-// Look checks vouchers that have a ledger and are not archived. An error means
-// that one side could not be read, and nothing else.
+// Look checks vouchers that have a ledger and are not archived, ascending by id,
+// and answers what is known of all of them, also with an error, which means that
+// one side could not be read, and nothing else. It begins where the last look
+// stopped, so that each has its turn however many there are.
 func (w *Watcher) Look(ctx context.Context, epoch int64, vouchers []orderstore.Voucher) ([]Violation, error) {
 	if w.epoch != epoch || w.vouchers == nil {
-		w.epoch, w.vouchers = epoch, map[int64]*watched{}
+		w.epoch, w.vouchers, w.overdue = epoch, map[int64]*watched{}, map[int64]Range{}
 	}
-	live := make(map[int64]bool, len(vouchers))
-	w.InFlight = 0
+	w.keep(vouchers)
+	began := w.Now()
+	first, _ := slices.BinarySearchFunc(vouchers, w.after+1, func(v orderstore.Voucher, id int64) int { return cmp.Compare(v.ID, id) })
+	var err error
+	for i := 0; i < len(vouchers) && err == nil; i++ {
+		if i > 0 && w.LookFor > 0 && w.Now().Sub(began) >= w.LookFor {
+			break
+		}
+		voucher := vouchers[(first+i)%len(vouchers)]
+		// Also where it fails: one that cannot be read must not keep the others from
+		// their turn.
+		w.after = voucher.ID
+		if err = w.read(ctx, voucher); err != nil {
+			err = fmt.Errorf("looking at voucher %d: %w", voucher.ID, err)
+		}
+	}
+	if err == nil {
+		err = w.scan(ctx)
+	}
 	var violations []Violation
-	overdue := map[int64]Range{}
+	for _, voucher := range vouchers {
+		v := w.vouchers[voucher.ID]
+		violations = append(append(violations, v.found...), v.missing...)
+	}
+	return violations, err
+}
+
+// InFlight is the sum over all vouchers, each at its last reading.
+func (w *Watcher) InFlight() (sum int64) {
+	for _, v := range w.vouchers {
+		sum += v.inFlight
+	}
+	return sum
+}
+
+// keep remembers these vouchers and no others.
+func (w *Watcher) keep(vouchers []orderstore.Voucher) {
+	live := make(map[int64]bool, len(vouchers))
 	for _, voucher := range vouchers {
 		live[voucher.ID] = true
-		v := w.vouchers[voucher.ID]
-		if v == nil {
-			v = &watched{}
-			w.vouchers[voucher.ID] = v
+		if w.vouchers[voucher.ID] == nil {
+			w.vouchers[voucher.ID] = &watched{}
 		}
-		found, err := w.look(ctx, voucher, v, overdue)
-		if errors.Is(err, ledger.ErrFault) {
-			found, err = []Violation{{Rule: RuleLedgerFault, VoucherID: voucher.ID, Detail: err.Error()}}, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("looking at voucher %d: %w", voucher.ID, err)
-		}
-		violations = append(violations, found...)
 	}
 	for id := range w.vouchers {
 		if !live[id] {
 			delete(w.vouchers, id)
+			delete(w.overdue, id)
 		}
 	}
-	if err := w.scan(ctx, overdue); err != nil {
-		return nil, err
-	}
-	for _, v := range w.vouchers {
-		violations = append(violations, v.missing...)
-	}
-	return violations, nil
 }
 
-// scan looks for overdue orders in the stream, all in one pass.
-func (w *Watcher) scan(ctx context.Context, overdue map[int64]Range) error {
-	now := w.Now()
-	if len(overdue) == 0 || now.Before(w.nextScan) {
-		return nil
+// read is one voucher's turn.
+func (w *Watcher) read(ctx context.Context, voucher orderstore.Voucher) error {
+	v := w.vouchers[voucher.ID]
+	v.inFlight = 0
+	found, err := w.look(ctx, voucher, v)
+	if errors.Is(err, ledger.ErrFault) {
+		found, err = []Violation{{Rule: RuleLedgerFault, VoucherID: voucher.ID, Detail: err.Error()}}, nil
 	}
-	w.nextScan = now.Add(scanLeast)
-	missing, err := Missing(ctx, w.Store, w.Client, w.Partition, w.epoch, overdue, MissingMax)
 	if err != nil {
 		return err
 	}
-	for id := range overdue {
-		v := w.vouchers[id]
-		v.missing = nil
-		if seqs := missing[id]; len(seqs) > 0 {
-			v.missing = []Violation{OrdersMissing(id, w.epoch, seqs)}
-		}
+	for i := range found {
+		found[i].Again = slices.ContainsFunc(v.found, func(old Violation) bool { return old.Rule == found[i].Rule })
 	}
+	for i := range v.missing {
+		v.missing[i].Again = true
+	}
+	v.found = found
 	return nil
 }
 
-func (w *Watcher) look(ctx context.Context, voucher orderstore.Voucher, v *watched, overdue map[int64]Range) ([]Violation, error) {
+// scan looks for overdue orders in the stream, all in one pass.
+func (w *Watcher) scan(ctx context.Context) error {
+	now := w.Now()
+	if len(w.overdue) == 0 || now.Before(w.nextScan) {
+		return nil
+	}
+	w.nextScan = now.Add(scanLeast)
+	missing, err := Missing(ctx, w.Store, w.Client, w.Partition, w.epoch, w.overdue, MissingMax)
+	if err != nil {
+		return err
+	}
+	for id := range w.overdue {
+		v := w.vouchers[id]
+		again := len(v.missing) > 0
+		v.missing = nil
+		if seqs := missing[id]; len(seqs) > 0 {
+			v.missing = []Violation{OrdersMissing(id, w.epoch, seqs)}
+			v.missing[0].Again = again
+		}
+	}
+	clear(w.overdue)
+	return nil
+}
+
+func (w *Watcher) look(ctx context.Context, voucher orderstore.Voucher, v *watched) ([]Violation, error) {
 	// The database first for what lies beyond the ledger, the ledger first for
 	// what the database lacks.
 	ahead, err := w.Store.MaxSeq(ctx, voucher.ID, w.epoch)
@@ -174,8 +227,8 @@ func (w *Watcher) look(ctx context.Context, voucher orderstore.Voucher, v *watch
 		violations = append(violations, DatabaseAhead(voucher.ID, ahead, reading.Seq))
 	}
 	violations = append(violations, DatabaseMoment(voucher.ID, orderstore.Reading{Total: voucher.Total, Stock: voucher.Stock, Sold: voucher.Sold})...)
-	w.InFlight += reading.InFlight()
-	if err := w.bridge(ctx, voucher, v, reading, overdue); err != nil {
+	v.inFlight = reading.InFlight()
+	if err := w.bridge(ctx, voucher, v, reading); err != nil {
 		return nil, err
 	}
 	if err := w.recount(ctx, voucher, v, reading); err != nil {
@@ -187,7 +240,7 @@ func (w *Watcher) look(ctx context.Context, voucher orderstore.Voucher, v *watch
 // bridge moves the mark up to which every order was found. What is older than
 // the alarm age and not written is overdue, to be looked for in the stream: it
 // is there while writers or the database are behind.
-func (w *Watcher) bridge(ctx context.Context, voucher orderstore.Voucher, v *watched, reading ledger.Books, overdue map[int64]Range) error {
+func (w *Watcher) bridge(ctx context.Context, voucher orderstore.Voucher, v *watched, reading ledger.Books) error {
 	now := w.Now()
 	v.seen = append(v.seen, sighting{now, reading.Seq})
 	due := v.proven
@@ -207,11 +260,12 @@ func (w *Watcher) bridge(ctx context.Context, voucher orderstore.Voucher, v *wat
 	}
 	if n == due-v.proven {
 		v.proven, v.missing = due, nil
+		delete(w.overdue, voucher.ID)
 		return nil
 	}
 	// Until they are written they are due again at the next look.
 	v.seen = append([]sighting{{now.Add(-w.AlarmAge), due}}, v.seen...)
-	overdue[voucher.ID] = Range{From: v.proven + 1, To: due}
+	w.overdue[voucher.ID] = Range{From: v.proven + 1, To: due}
 	return nil
 }
 

@@ -109,8 +109,8 @@ func (k *keeper) check(ctx context.Context, client rueidis.CoreClient, row order
 		return nil, err
 	}
 	// Nothing is admitted meanwhile, but writers settle: in flight only falls.
-	if after.InFlight() > watcher.InFlight {
-		return nil, failed("%d orders are in flight, the vouchers' ledgers know of %d", after.InFlight(), watcher.InFlight)
+	if after.InFlight() > watcher.InFlight() {
+		return nil, failed("%d orders are in flight, the vouchers' ledgers know of %d", after.InFlight(), watcher.InFlight())
 	}
 	return behind, nil
 }

@@ -11,7 +11,6 @@
 package guardian
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,6 +72,9 @@ type Status struct {
 	// Alarm is a rule of the books that does not hold, also where the partition
 	// is open all the same. Known to the guardian only.
 	Alarm string
+	// Stray is an entry, the oldest one, that no writer of this version can read or
+	// settle: its orders stay in flight, if it has any.
+	Stray string
 }
 
 // Guardian stands ready for all partitions.
@@ -146,12 +148,18 @@ func (g *Guardian) Health() []telemetry.Part {
 	return parts
 }
 
-// words are why a partition is closed, and what the books say is wrong.
+// words are why a partition is closed, and what is wrong in it besides.
 func words(s Status) string {
-	if s.Reason == "" || s.Alarm == "" || strings.Contains(s.Reason, s.Alarm) {
-		return cmp.Or(s.Reason, s.Alarm)
+	all := s.Reason
+	for _, more := range []string{s.Alarm, s.Stray} {
+		switch {
+		case all == "":
+			all = more
+		case more != "" && !strings.Contains(all, more):
+			all += "; " + more
+		}
 	}
-	return s.Reason + "; " + s.Alarm
+	return all
 }
 
 // PartitionFault closes a partition for a fault that a writer or a gateway met,

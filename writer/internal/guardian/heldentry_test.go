@@ -31,7 +31,7 @@ func TestGuardian_EntryHeldByAWriterThatCouldNotReadItIsCancelled(t *testing.T) 
 	_, err = f.Store.Cancel(f.Ctx, letters[0].ID, "op", "test")
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		updates, err := f.Store.LedgerUpdates(f.Ctx, 0, 10)
+		updates, _, err := f.Store.LedgerUpdates(f.Ctx, 0, orderstore.UpdateCursor{}, 10)
 		return err == nil && len(updates) == 0
 	}, writertest.Patience, 10*time.Millisecond)
 	reckoner := books.Reckoner{Store: f.Store, Client: f.Client, Now: time.Now}

@@ -20,6 +20,9 @@ import (
 const (
 	// stepTimeout bounds one look at a partition; its calls take milliseconds.
 	stepTimeout = 10 * time.Second
+	// lookFor is how much of it the books may take; vouchers that are left have
+	// their turn at the next look.
+	lookFor = 3 * time.Second
 	// checkTimeout bounds the proof of a ledger that Redis brought back: one
 	// count per run of orders, about a second for some million of them.
 	checkTimeout = 2 * time.Minute
@@ -32,6 +35,10 @@ const (
 	// recheckMax is how long a partition whose check failed waits for the next
 	// one at most: an operator may have brought back what was missing.
 	recheckMax = 30 * time.Second
+	// calmLooks is how many intervals lie between two looks of an onlooker at a
+	// partition that is open: its guardian looks at every one, and a fleet of
+	// idle writers must cost next to nothing.
+	calmLooks = 3
 )
 
 // keeper is this process's part in one partition: its guardian if it holds the
@@ -43,8 +50,6 @@ type keeper struct {
 
 	lock     *orderstore.Lock
 	lockNext time.Time
-	// suspicion counts looks in a row at which a rule did not hold.
-	suspicion int
 	// recheck is when a failed check may be repeated, after recheckWait.
 	recheck     time.Time
 	recheckWait time.Duration
@@ -53,26 +58,36 @@ type keeper struct {
 	faults chan string
 	// faulty is such a reason until the partition is closed for it.
 	faulty string
-	// orphans are what the last look found, nextTend is when the next one is.
-	orphans  []string
-	nextTend time.Time
 	// watcher is used while this process is guardian.
 	watcher *books.Watcher
+	// nextTend is when the next round of housekeeping is, orphansAfter the entry
+	// behind which it looks for orphans, orphan the one that the last round found.
+	nextTend             time.Time
+	orphansAfter, orphan string
+	telling              telling
 
 	mu     sync.Mutex
 	status Status
 }
 
 func newKeeper(g *Guardian, partition int) *keeper {
-	return &keeper{
+	k := &keeper{
 		Guardian: g, partition: partition,
 		log:    g.Logger.With(telemetry.KeyPartition, partition),
 		faults: make(chan string, 1),
-		watcher: &books.Watcher{
-			Store: g.Store, Client: g.Client, Partition: partition, AlarmAge: g.AlarmAge, Now: time.Now,
-		},
 		status: Status{Partition: partition, Reason: "not looked at yet"},
 	}
+	k.forget()
+	return k
+}
+
+// forget begins anew to watch and tend, where what was seen may be of a ledger
+// as it was before somebody put it right.
+func (k *keeper) forget() {
+	k.watcher = &books.Watcher{
+		Store: k.Store, Client: k.Client, Partition: k.partition, AlarmAge: k.AlarmAge, Now: time.Now, LookFor: lookFor,
+	}
+	k.orphan, k.orphansAfter, k.telling = "", "", telling{}
 }
 
 func (k *keeper) run(ctx context.Context) {
@@ -85,7 +100,11 @@ func (k *keeper) run(ctx context.Context) {
 	}()
 	for ctx.Err() == nil {
 		k.look(ctx)
-		timer := time.NewTimer(time.Duration(float64(k.Interval) * (0.9 + 0.2*rand.Float64())))
+		wait := k.Interval
+		if k.lock == nil && k.status.Open {
+			wait *= calmLooks
+		}
+		timer := time.NewTimer(time.Duration(float64(wait) * (0.9 + 0.2*rand.Float64())))
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
@@ -150,7 +169,8 @@ func (k *keeper) hold(ctx context.Context) bool {
 	if err != nil || !ok {
 		return false
 	}
-	k.lock, k.suspicion, k.recheck, k.recheckWait = lock, 0, time.Time{}, 0
+	k.lock, k.recheck, k.recheckWait = lock, time.Time{}, 0
+	k.forget()
 	k.lockNext = now.Add(lockPing)
 	k.log.Info("guardian of this partition")
 	return true
@@ -178,7 +198,7 @@ func (k *keeper) observe(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	status := Status{Epoch: meta.Epoch, Open: meta.Open && loaded, Reason: meta.Reason}
-	k.measure(ctx, meta)
+	status.Stray = k.measure(ctx, meta)
 	if meta.Open && !loaded {
 		status.Reason = "ledger is not proven yet"
 	}
@@ -230,7 +250,7 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 		return k.first(ctx, row)
 	}
 	if meta.Exists && !meta.Open && strings.HasPrefix(meta.Reason, ledger.FaultPrefix) {
-		status.Reason = meta.Reason
+		status.Reason, status.Stray = meta.Reason, k.measure(stepCtx, meta)
 		return k.nurse(stepCtx, row, status)
 	}
 	loaded, err := ledger.AdmitLoaded(stepCtx, k.Client, k.partition, row.Epoch)
@@ -263,7 +283,6 @@ func (k *keeper) keepLayout(ctx context.Context) error {
 
 // shut closes the partition and says why.
 func (k *keeper) shut(ctx context.Context, status Status, reason string) (Status, error) {
-	k.suspicion = 0
 	status.Open, status.Reason = false, reason
 	err := ledger.ClosePartition(ctx, k.Client, k.partition, status.Epoch, reason)
 	if errors.Is(err, ledger.ErrMissing) {

@@ -99,6 +99,7 @@ func (k *keeper) prove(ctx context.Context, row orderstore.Partition, meta ledge
 	case err == nil:
 		k.log.Info("ledger proven, partition opened", telemetry.KeyEpoch, row.Epoch)
 		k.recheckWait = 0
+		k.forget()
 		return Status{Epoch: row.Epoch, Open: true}, nil
 	case errors.As(err, &failed):
 		k.recheckWait = min(max(2*k.recheckWait, time.Second), recheckMax)

@@ -36,7 +36,7 @@ func proven(t *testing.T, f *writertest.Fixture, stock int64) {
 	reckoner := books.Reckoner{Store: f.Store, Client: f.Client, Now: time.Now}
 	var reckoning books.Books
 	require.Eventually(t, func() bool {
-		updates, err := f.Store.LedgerUpdates(f.Ctx, 0, 10)
+		updates, _, err := f.Store.LedgerUpdates(f.Ctx, 0, orderstore.UpdateCursor{}, 10)
 		if err != nil || len(updates) > 0 {
 			return false
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/telemetry"
 	"github.com/seckill/seckill/writer/internal/books"
@@ -33,7 +32,7 @@ func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledge
 		}
 		return status, err
 	}
-	k.measure(ctx, meta)
+	status.Stray = k.measure(ctx, meta)
 
 	vouchers, err := k.Store.LiveVouchers(ctx, k.partition)
 	if err != nil {
@@ -48,12 +47,12 @@ func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledge
 		}
 	}
 	// The books first: nothing that follows may keep them from stopping a sale.
-	violations, err := k.watcher.Look(ctx, row.Epoch, carried)
-	if err != nil {
-		return status, err
-	}
+	violations, lookErr := k.watcher.Look(ctx, row.Epoch, carried)
 	if status, err = k.act(ctx, status, k.bringForward(ctx, carried, violations)); err != nil || !status.Open {
 		return status, err
+	}
+	if lookErr != nil {
+		return status, lookErr
 	}
 	for _, voucher := range waiting {
 		if err := k.carryOne(ctx, voucher); err != nil {
@@ -167,16 +166,10 @@ func (k *keeper) bringForward(ctx context.Context, vouchers []orderstore.Voucher
 
 // act does what violations ask for. A ledger that is gone, and a drift towards
 // overselling, close the partition at once; a drift towards underselling is an
-// alarm while the sale goes on; the rest closes it when two looks agree, for
-// the two sides are read one after the other.
+// alarm while the sale goes on; the rest closes it when two readings of a voucher
+// agree, for the two sides are read one after the other.
 func (k *keeper) act(ctx context.Context, status Status, violations []books.Violation) (Status, error) {
 	k.show(&status, violations)
-	var unclear *books.Violation
-	for i, v := range violations {
-		if v.Drift == books.Unclear && unclear == nil {
-			unclear = &violations[i]
-		}
-	}
 	for _, v := range violations {
 		switch {
 		case v.Rule == books.RuleLedgerMissing:
@@ -185,14 +178,12 @@ func (k *keeper) act(ctx context.Context, status Status, violations []books.Viol
 			return k.shut(ctx, status, "books violated: "+v.String())
 		}
 	}
-	if unclear == nil {
-		k.suspicion = 0
-		return status, nil
+	for _, v := range violations {
+		if v.Drift == books.Unclear && v.Again {
+			return k.shut(ctx, status, "books violated: "+v.String())
+		}
 	}
-	if k.suspicion++; k.suspicion < 2 {
-		return status, nil
-	}
-	return k.shut(ctx, status, "books violated: "+unclear.String())
+	return status, nil
 }
 
 // show makes violations seen: the one that names orders, or the first, as the
@@ -208,135 +199,24 @@ func (k *keeper) show(status *Status, violations []books.Violation) {
 	k.metrics.setViolations(k.label(), counts)
 }
 
-const (
-	// tendEvery is the time between two rounds of housekeeping of a stream.
-	tendEvery = 5 * time.Second
-	// orphansMax is how many of the oldest entries are looked at for orphans:
-	// whatever nobody holds soon is the oldest, since all else vanishes.
-	orphansMax = 100
-	// updatesMax is how many decisions of operators are told in one look.
-	updatesMax = 500
-)
-
-// tend keeps the stream healthy: decisions of operators are told to the ledger,
-// entries that belong to nobody are delivered again, consumers that are dead
-// and hold nothing go. What fails is tried again at the next look.
-func (k *keeper) tend(ctx context.Context, epoch int64) {
-	if err := k.tell(ctx); err != nil && ctx.Err() == nil {
-		k.log.Warn("telling the ledger what became of dead letters", telemetry.KeyErr, err)
-	}
-	now := time.Now()
-	if now.Before(k.nextTend) {
-		return
-	}
-	k.nextTend = now.Add(min(tendEvery, 10*k.Interval))
-	if err := k.adoptOrphans(ctx, epoch); err != nil && ctx.Err() == nil {
-		k.log.Warn("looking for entries that belong to nobody", telemetry.KeyErr, err)
-	}
-	if err := k.removeDead(ctx, epoch); err != nil && ctx.Err() == nil {
-		k.log.Warn("removing idle consumers", telemetry.KeyErr, err)
-	}
-}
-
-// measure shows the backlog. Every writer does, also while the database is away
-// and nobody is guardian.
-func (k *keeper) measure(ctx context.Context, meta ledger.Meta) {
+// measure shows the backlog, and names the oldest entry if it is of a version
+// that nobody here can read: all else vanishes, so such a one ends up there.
+// Every writer does, also while the database is away and nobody is guardian.
+func (k *keeper) measure(ctx context.Context, meta ledger.Meta) (stray string) {
 	k.metrics.inFlight.WithLabelValues(k.label()).Set(float64(meta.InFlight()))
 	entries, err := ledger.Scan(ctx, k.Client, k.partition, meta.Epoch, "-", 1)
 	if err != nil {
-		return
+		return ""
 	}
 	age := 0.0
 	if len(entries) > 0 {
 		if at, err := ledger.EntryTime(entries[0].ID); err == nil {
 			age = max(0, time.Since(at).Seconds())
 		}
+		if entries[0].Fields["v"] != ledger.EntryVersion {
+			stray = fmt.Sprintf("entry %s is of an unknown version and left to a newer writer", entries[0].ID)
+		}
 	}
 	k.metrics.oldest.WithLabelValues(k.label()).Set(age)
-}
-
-// adoptOrphans brings back entries that were delivered and belong to nobody, for
-// instance since somebody removed a consumer with what it held. Two looks must
-// agree; delivering all again is harmless.
-func (k *keeper) adoptOrphans(ctx context.Context, epoch int64) error {
-	orphans, err := ledger.Orphans(ctx, k.Client, k.partition, epoch, orphansMax)
-	if err != nil {
-		return err
-	}
-	seen := len(orphans) > 0 && len(k.orphans) > 0 && orphans[0] == k.orphans[0]
-	k.orphans = orphans
-	if !seen {
-		return nil
-	}
-	k.orphans = nil
-	k.metrics.orphans.Add(float64(len(orphans)))
-	k.log.Error("entries belong to no consumer; all are delivered again", telemetry.KeyEntries, len(orphans), telemetry.KeyEntryID, orphans[0])
-	return ledger.RedeliverAll(ctx, k.Client, k.partition, epoch)
-}
-
-// removeDead removes consumers that hold nothing and have not read for a long
-// time. On Redis before 7.2 that may be a live one which found nothing to read:
-// it is there again with its next entry.
-func (k *keeper) removeDead(ctx context.Context, epoch int64) error {
-	idle, err := ledger.IdleConsumers(ctx, k.Client, k.partition, epoch, k.ConsumerIdle)
-	if err != nil {
-		return err
-	}
-	for _, consumer := range idle {
-		removed, err := ledger.RemoveIdleConsumer(ctx, k.Client, k.partition, epoch, consumer.Consumer, k.ConsumerIdle)
-		if err != nil {
-			return err
-		}
-		if removed {
-			k.log.Info("idle consumer removed", telemetry.KeyConsumer, consumer.Consumer)
-		}
-	}
-	return nil
-}
-
-// tellTimeout bounds the telling of all decisions in one look, and of each: one
-// whose row is locked must not hold up the others.
-const (
-	tellTimeout    = 3 * time.Second
-	tellOneTimeout = time.Second
-)
-
-// tell brings decisions of operators to the ledger. The held outcome there is
-// the token, so each counts once, however often it is told. One that cannot be
-// told now is left for the next look.
-func (k *keeper) tell(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
-	defer cancel()
-	updates, err := k.Store.LedgerUpdates(ctx, k.partition, updatesMax)
-	if err != nil {
-		return err
-	}
-	var first error
-	for _, update := range updates {
-		if err := k.tellOne(ctx, update); err != nil && !errors.Is(err, ledger.ErrInFlight) && first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
-func (k *keeper) tellOne(ctx context.Context, update orderstore.LedgerUpdate) error {
-	ctx, cancel := context.WithTimeout(ctx, tellOneTimeout)
-	defer cancel()
-	faultpoint.Reach(faultpoint.GuardianBeforeTell)
-	if _, err := ledger.Resolve(ctx, k.Client, ledger.Resolution{
-		Partition: k.partition, Position: update.Position, UserID: update.UserID,
-		Verdict: resolutions[update.Outcome], Standing: update.Standing,
-	}); err != nil {
-		return fmt.Errorf("voucher %d seq %d: %w", update.Position.VoucherID, update.Position.Seq, err)
-	}
-	faultpoint.Reach(faultpoint.GuardianAfterTell)
-	return k.Store.MarkTold(ctx, update)
-}
-
-// resolutions are the verdicts that results of resolving stand for.
-var resolutions = map[string]ledger.Verdict{
-	orderstore.ResultPersisted: ledger.VerdictPersisted,
-	orderstore.ResultConflict:  ledger.VerdictConflict,
-	orderstore.ResultCancelled: ledger.VerdictCancelled,
+	return stray
 }

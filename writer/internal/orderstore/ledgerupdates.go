@@ -3,6 +3,7 @@ package orderstore
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"gorm.io/gorm"
 
@@ -11,9 +12,11 @@ import (
 
 const (
 	sqlLedgerUpdates = `
-SELECT voucher_id, epoch, seq, user_id, verdict, standing_epoch, standing_seq
+SELECT voucher_id, epoch, seq, user_id, verdict, standing_epoch, standing_seq, created_at
 FROM ledger_updates FORCE INDEX (ledger_updates_partition)
-WHERE partition_id = ? ORDER BY created_at, voucher_id, epoch, seq LIMIT ?`
+WHERE partition_id = @partition AND created_at >= @at
+  AND (created_at > @at OR voucher_id > @voucher OR (voucher_id = @voucher AND (epoch > @epoch OR (epoch = @epoch AND seq > @seq))))
+ORDER BY created_at, voucher_id, epoch, seq LIMIT @limit`
 
 	sqlOutcomeApplied = `
 UPDATE order_outcomes SET applied_at = CURRENT_TIMESTAMP(3)
@@ -34,7 +37,14 @@ type LedgerUpdate struct {
 	Standing orderid.Position
 }
 
-// updateRow is a row of ledger_updates; created_at is the database's.
+// UpdateCursor is a place in the list of a partition's updates; the zero value
+// is before the oldest.
+type UpdateCursor struct {
+	at       time.Time
+	position orderid.Position
+}
+
+// updateRow is a row of ledger_updates.
 type updateRow struct {
 	VoucherID     int64 `gorm:"primaryKey;autoIncrement:false"`
 	Epoch         int64 `gorm:"primaryKey;autoIncrement:false"`
@@ -44,6 +54,8 @@ type updateRow struct {
 	Verdict       string
 	StandingEpoch *int64
 	StandingSeq   *int64
+	// CreatedAt is the database's.
+	CreatedAt time.Time `gorm:"<-:false"`
 }
 
 // TableName is the table of an updateRow.
@@ -65,14 +77,22 @@ func tellLater(tx *gorm.DB, locked lockedVoucher, held heldRow, verdict string, 
 }
 
 // LedgerUpdates returns what the ledger of a partition must still be told, oldest
-// first, up to limit, at most 1,000. Whoever tells it calls MarkTold once the
-// ledger shows the verdict. A ledger that does not hold the order yet is no such
-// thing: a writer may have read the verdict HELD before the decision and settle
-// after it.
-func (s *Store) LedgerUpdates(ctx context.Context, partition, limit int) ([]LedgerUpdate, error) {
+// first behind a place in the list, up to limit, at most 1,000, and the place to
+// go on behind, which is the zero value at the end. Whoever tells it calls
+// MarkTold once the ledger shows the verdict. A ledger that does not hold the
+// order yet is no such thing: a writer may have read the verdict HELD before the
+// decision and settle after it.
+func (s *Store) LedgerUpdates(ctx context.Context, partition int, after UpdateCursor, limit int) ([]LedgerUpdate, UpdateCursor, error) {
+	limit = max(1, min(limit, maxPage))
+	if after.at.IsZero() {
+		after.at = time.UnixMilli(0).UTC() // the database has no year 1
+	}
 	var rows []updateRow
-	if err := s.read(ctx).Raw(sqlLedgerUpdates, partition, max(1, min(limit, maxPage))).Scan(&rows).Error; err != nil {
-		return nil, fmt.Errorf("listing what the ledger of partition %d must be told: %w", partition, err)
+	if err := s.read(ctx).Raw(sqlLedgerUpdates, map[string]any{
+		"partition": partition, "at": after.at, "limit": limit,
+		"voucher": after.position.VoucherID, "epoch": after.position.Epoch, "seq": after.position.Seq,
+	}).Scan(&rows).Error; err != nil {
+		return nil, UpdateCursor{}, fmt.Errorf("listing what the ledger of partition %d must be told: %w", partition, err)
 	}
 	list := make([]LedgerUpdate, len(rows))
 	for i, row := range rows {
@@ -84,7 +104,11 @@ func (s *Store) LedgerUpdates(ctx context.Context, partition, limit int) ([]Ledg
 			list[i].Standing = orderid.Position{VoucherID: row.VoucherID, Epoch: *row.StandingEpoch, Seq: *row.StandingSeq}
 		}
 	}
-	return list, nil
+	var next UpdateCursor
+	if len(rows) == limit {
+		next = UpdateCursor{at: rows[limit-1].CreatedAt, position: list[limit-1].Position}
+	}
+	return list, next, nil
 }
 
 // MarkTold records that the ledger has an update: it is listed no more, and the

@@ -183,13 +183,7 @@ func (f *Fixture) Admitted(voucherID int64, users ...int64) {
 // Drained runs a pipeline until nothing is in flight in any partition.
 func (f *Fixture) Drained() {
 	f.T.Helper()
-	p, err := pipeline.New(pipeline.Options{
-		Reader: f.Dial(f.Redis.Addr()), Client: f.Client, Store: f.Store, Holder: f.Store, Ping: f.Store.Ping, Alarm: silent{}, Partitions: f.Partitions,
-		Consumer: "drain", Committers: 2, BatchMax: 1000, BatchTimeout: 5 * time.Second, MinIdle: 30 * time.Second,
-		Block: 50 * time.Millisecond, DrainTimeout: 10 * time.Second, SlotsMax: 8192, Logger: Logger(), Registerer: prometheus.NewRegistry(),
-	})
-	require.NoError(f.T, err)
-	stop := f.Run(p)
+	stop := f.Run(f.Pipeline("drain"))
 	require.Eventually(f.T, func() bool {
 		for partition := range f.Partitions {
 			meta, err := ledger.ReadMeta(f.Ctx, f.Client, partition)
@@ -200,6 +194,18 @@ func (f *Fixture) Drained() {
 		return true
 	}, Patience, 10*time.Millisecond)
 	stop()
+}
+
+// Pipeline makes a writer's pipeline that is not running.
+func (f *Fixture) Pipeline(consumer string) *pipeline.Pipeline {
+	f.T.Helper()
+	p, err := pipeline.New(pipeline.Options{
+		Reader: f.Dial(f.Redis.Addr()), Client: f.Client, Store: f.Store, Holder: f.Store, Ping: f.Store.Ping, Alarm: silent{}, Partitions: f.Partitions,
+		Consumer: consumer, Committers: 2, BatchMax: 1000, BatchTimeout: 5 * time.Second, MinIdle: 30 * time.Second,
+		Block: 50 * time.Millisecond, DrainTimeout: 10 * time.Second, SlotsMax: 8192, Logger: Logger(), Registerer: prometheus.NewRegistry(),
+	})
+	require.NoError(f.T, err)
+	return p
 }
 
 type silent struct{}
