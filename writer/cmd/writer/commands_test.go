@@ -122,7 +122,7 @@ func TestCheckConfig_NamesBothValuesOfWhatDoesNotFit(t *testing.T) {
 		{"lock wait", []string{"--batch-timeout=3s", "--lock-wait=3s"}, []string{"--lock-wait 3s", "--batch-timeout 3s"}},
 		{"lock wait in parts", []string{"--lock-wait=1500ms"}, []string{"--lock-wait 1.5s", "whole seconds"}},
 		{"batch timeout too short", []string{"--batch-timeout=1s"}, []string{"--batch-timeout 1s"}},
-		{"block", []string{"--block=30s"}, []string{"--block 30s", "--drain-timeout 20s"}},
+		{"block", []string{"--block=30s"}, []string{"--block 30s", "--min-idle 30s"}},
 		{"block 0", []string{"--block=0s"}, []string{"--block 0s"}},
 		{"drain timeout", []string{"--drain-timeout=4s"}, []string{"--batch-timeout 5s", "--drain-timeout 4s"}},
 		{"drain delay", []string{"--drain-delay=20s"}, []string{"--drain-delay 20s", "--drain-timeout 20s"}},

@@ -37,7 +37,7 @@ type settings struct {
 	BatchTimeout time.Duration `env:"SECKILL_BATCH_TIMEOUT" default:"5s" help:"Bound on one run of a transaction."`
 	LockWait     time.Duration `env:"SECKILL_LOCK_WAIT" default:"0s" help:"innodb_lock_wait_timeout of the writer's sessions, in whole seconds, less than --batch-timeout; 0s: as many as fit below it, at most 5s."`
 	MinIdle      time.Duration `env:"SECKILL_MIN_IDLE" default:"30s" help:"Pending for that long, an entry is taken over from its writer; more than twice --batch-timeout."`
-	Block        time.Duration `env:"SECKILL_BLOCK" default:"1s" help:"How long a read waits for a new entry."`
+	Block        time.Duration `env:"SECKILL_BLOCK" default:"1s" help:"How long a read waits for a new entry; where none comes for a while, up to 4s."`
 
 	Durability       string        `env:"SECKILL_DURABILITY" enum:"strict,fast" default:"strict" help:"Least durability that Redis must really have for a partition to be opened: strict (appendfsync always) or fast (everysec)."`
 	MaxInFlight      int64         `env:"SECKILL_MAX_IN_FLIGHT" default:"1000000" help:"Most orders of a partition admitted and not yet settled; beyond it Grabs are refused."`
@@ -162,7 +162,7 @@ func (s *settings) check() (problems command.Problems) {
 	problems.If(2*s.BatchTimeout >= s.MinIdle,
 		"2 x --batch-timeout %s must be less than --min-idle %s: entries would be taken over while they are worked on", s.BatchTimeout, s.MinIdle)
 	problems.If(s.Block < time.Millisecond, "--block %s: must be at least 1ms", s.Block)
-	problems.If(s.Block >= s.DrainTimeout, "--block %s must be less than --drain-timeout %s: a reader that waits would outlast the drain", s.Block, s.DrainTimeout)
+	problems.If(s.Block >= s.MinIdle, "--block %s must be less than --min-idle %s: what dead writers left is looked for between two reads", s.Block, s.MinIdle)
 	problems.If(s.BatchTimeout >= s.DrainTimeout,
 		"--batch-timeout %s must be less than --drain-timeout %s: a batch in hand could not finish", s.BatchTimeout, s.DrainTimeout)
 	problems.If(s.DrainDelay < 0 || s.DrainDelay >= s.DrainTimeout, "--drain-delay %s must be less than --drain-timeout %s", s.DrainDelay, s.DrainTimeout)

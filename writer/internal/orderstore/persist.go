@@ -10,6 +10,7 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/orderid"
 )
 
@@ -115,6 +116,9 @@ func (s *Store) persistWave(ctx context.Context, b *batch, wave []int) error {
 		return nil
 	}
 	err := s.commitOrders(ctx, b, wave)
+	if err != nil {
+		faultpoint.Reach(faultpoint.WriterAfterRollback)
+	}
 	var insert *insertError
 	var short *unmatchedError
 	var ended *endedError
@@ -233,6 +237,7 @@ func (s *Store) commitOrders(ctx context.Context, b *batch, wave []int) error {
 		if len(ended) > 0 {
 			return &endedError{ended}
 		}
+		faultpoint.Reach(faultpoint.WriterInTransaction)
 		return nil
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 
+	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/orderid"
 )
 
@@ -183,6 +184,7 @@ func (s *Store) recordOutcomes(ctx context.Context, b *batch, g group, picked []
 	if err != nil {
 		return fmt.Errorf("recording %s of voucher %d: %w", kind, g.voucherID, err)
 	}
+	faultpoint.Reach(faultpoint.WriterAfterOutcome)
 	// Facts only now that they are committed.
 	for i, v := range decided {
 		b.verdicts[i] = v

@@ -9,13 +9,17 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/orderid"
 )
 
+// Actions of operators.
 const (
-	actionRequeue = "REQUEUE"
-	actionCancel  = "CANCEL"
+	ActionRequeue = "REQUEUE"
+	ActionCancel  = "CANCEL"
+)
 
+const (
 	// maxOperator is the width of the operator column in characters.
 	maxOperator = 64
 	// resolveTries bounds how often a decision runs that a writer got in the way
@@ -85,14 +89,14 @@ type decision struct {
 // where there never was one. ErrTransient where the database could not decide;
 // the same call again is right, also where its COMMIT went through.
 func (s *Store) Requeue(ctx context.Context, id DeadLetterID, operator, reason string) (Resolution, error) {
-	return s.resolve(ctx, decision{id, actionRequeue, operator, reason}, requeueLocked)
+	return s.resolve(ctx, decision{id, ActionRequeue, operator, reason}, requeueLocked)
 }
 
 // Cancel gives a held order up: its outcome becomes CANCELLED, exactly once, and
 // the ledger is to be told, so that the unit and the user's right to buy return.
 // Of an entry, all positions that it holds. Answers and errors are as with Requeue.
 func (s *Store) Cancel(ctx context.Context, id DeadLetterID, operator, reason string) (Resolution, error) {
-	return s.resolve(ctx, decision{id, actionCancel, operator, reason}, cancelLocked)
+	return s.resolve(ctx, decision{id, ActionCancel, operator, reason}, cancelLocked)
 }
 
 // resolve runs do on a held order whose voucher is locked, or decides about an
@@ -110,11 +114,15 @@ func (s *Store) resolve(ctx context.Context, d decision, do func(*gorm.DB, locke
 			} else {
 				result, err = d.resolveOrder(tx, do)
 			}
+			if err == nil {
+				faultpoint.Reach(faultpoint.OperatorBeforeCommit)
+			}
 			return err
 		})
 		var insert *insertError
 		switch {
 		case err == nil:
+			faultpoint.Reach(faultpoint.OperatorAfterCommit)
 			return result, nil
 		case errors.Is(err, ErrDeadLetterNotFound), errors.Is(err, ErrNotMigrated):
 			return Resolution{}, fmt.Errorf("%s: %w", doing, err)
@@ -299,7 +307,7 @@ func (d decision) resolveEntry(tx *gorm.DB) (Resolution, error) {
 		return Resolution{}, ErrDeadLetterNotFound
 	case rows[0].State != OutcomeHeld:
 		return Resolution{Result: rows[0].State, Detail: "it was resolved before"}, nil
-	case d.action == actionRequeue:
+	case d.action == ActionRequeue:
 		r = Resolution{Result: ResultHeld, Detail: "an entry that cannot be read has no orders to store: it can only be cancelled"}
 	default:
 		n, err := cancelEntry(tx, id, locked, rows[0])

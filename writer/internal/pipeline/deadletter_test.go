@@ -281,3 +281,43 @@ func TestPipeline_UnreadableEntryWaitsUntilTheLedgerTells(t *testing.T) {
 	require.Equal(t, int64(2), f.Number("SELECT COUNT(*) FROM order_outcomes WHERE kind = 'HELD'"))
 	f.proven(7)
 }
+
+// A voucher without a ledger has nothing in flight where the database says that
+// it never had one, or that it is archived: an entry of it is a stranger's.
+func TestPipeline_EntriesOfAVoucherWithoutALedgerStandForNothing(t *testing.T) {
+	f := newFixture(t, 1)
+	g := f.Guarded()
+	const draft, archived = 6, 7 // nobody made 5
+	f.Run(f.pipeline(f.options("w1")))
+	f.Voucher(g, archived, 100)
+	f.Admitted(archived, 1, 2)
+	f.settled(0)
+	f.Transition(g, archived, orderstore.StateOpen, orderstore.StateClosed)
+	f.Transition(g, archived, orderstore.StateClosed, orderstore.StateArchived)
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	_, err := f.Store.CreateVoucher(f.Ctx, orderstore.Voucher{ID: draft, Title: "test", Total: 10, BeginAt: now, EndAt: now.Add(time.Hour)})
+	require.NoError(t, err)
+
+	key := ledger.OrdersKey(0, 1)
+	letters := int64(0)
+	for _, voucher := range []string{"5", "6", "7"} {
+		for _, orders := range []string{"garbage", string(ledger.EncodeRecord(1, "", ""))} {
+			require.NoError(t, f.Do("XADD", key, "*", "v", "1", "voucher", voucher, "epoch", "1",
+				"first", "1", "n", "1", "at", "1", "orders", orders).Error())
+			letters++
+		}
+	}
+	require.Eventually(t, func() bool {
+		length, err := f.Do("XLEN", key).AsInt64()
+		return err == nil && length == 0
+	}, writertest.Patience, 10*time.Millisecond, "a stranger's entry stays for ever")
+	n, err := f.Store.CountDeadLetters(f.Ctx, orderstore.DeadLetterFilter{})
+	require.NoError(t, err)
+	require.Equal(t, letters, n)
+	require.Equal(t, int64(2), f.Number("SELECT COUNT(*) FROM orders"))
+	require.Zero(t, f.Number("SELECT COUNT(*) FROM order_outcomes"))
+	partitions, vouchers := f.alarms.heard()
+	require.Empty(t, partitions)
+	require.Empty(t, vouchers)
+	f.nothingPending(0)
+}

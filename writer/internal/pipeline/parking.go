@@ -13,8 +13,9 @@ import (
 // holds their row or the database is too slow for a whole batch, from holding
 // up all others: one goroutine of its own tries them, few at a time.
 //
-// It holds up to half of the slots; beyond that such orders are left pending,
-// and come again when they have lain for MinIdle.
+// It holds up to half of the slots, and leaves each reader those for an entry;
+// beyond that such orders are left pending, and come again when they have lain
+// for MinIdle.
 type parking struct {
 	max int
 

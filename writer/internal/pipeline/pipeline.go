@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/rueidis"
 
+	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 	"github.com/seckill/seckill/pkg/telemetry"
 	"github.com/seckill/seckill/writer/internal/orderstore"
@@ -33,6 +34,9 @@ type Holder interface {
 	Hold(ctx context.Context, held []orderstore.Held) ([]orderstore.Verdict, error)
 	// HoldEntry does so for the positions that an entry stands for.
 	HoldEntry(ctx context.Context, e orderstore.DeadEntry) ([]orderstore.Verdict, error)
+	// Voucher is for entries of vouchers that have no ledger; it is
+	// orderstore.ErrVoucherNotFound where there is none.
+	Voucher(ctx context.Context, id int64) (orderstore.Voucher, error)
 }
 
 // Alarm hears of what a pipeline must not decide by itself. It does not block.
@@ -72,8 +76,8 @@ type Options struct {
 	// MinIdle is how long an entry must have been pending before it is taken
 	// over.
 	MinIdle time.Duration
-	// Block is how long a read waits for a new entry, and so how long a stop may
-	// have to wait for a reader.
+	// Block is how long a read waits for a new entry. Where none comes the wait
+	// grows, up to blockMost if that is longer.
 	Block time.Duration
 	// DrainTimeout bounds the end: finishing what is in hand and settling it.
 	DrainTimeout time.Duration
@@ -83,8 +87,8 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
-// readMargin is what the context of a blocking read has beyond Block. Where a
-// context ends together with BLOCK, entries are delivered that nobody sees.
+// readMargin is what a read may take beyond its wait. Where it is given up
+// together with its BLOCK, entries are delivered that nobody sees.
 const readMargin = 2 * time.Second
 
 // Validate names the first setting that does not fit.
@@ -137,7 +141,8 @@ func New(o Options) (*Pipeline, error) {
 		entries: make(chan work, o.SlotsMax+ledger.MaxBatch*o.Partitions),
 	}
 	p.database.gauge = p.metrics.available
-	p.parking = newParking(o.SlotsMax/2, p.drop)
+	// Half of the slots, and never those that the readers need for an entry each.
+	p.parking = newParking(min(o.SlotsMax/2, o.SlotsMax-ledger.MaxBatch*o.Partitions), p.drop)
 	for partition := range o.Partitions {
 		p.readers = append(p.readers, newReader(p, partition))
 	}
@@ -146,7 +151,7 @@ func New(o Options) (*Pipeline, error) {
 
 // Run works until ctx ends and then stops in this order:
 //
-//  1. Readers take no more; one that is blocked ends within Block.
+//  1. Readers take no more; the wait of a read is ended.
 //  2. Committers finish and settle what is in hand, within DrainTimeout.
 //  3. What is still pending in its name is handed back, so that peers take it at
 //     once instead of after MinIdle.
@@ -194,7 +199,9 @@ func (p *Pipeline) handBack(ctx context.Context) {
 		for released := 1; epoch != 0 && released > 0; {
 			ids, err := ledger.PendingIDs(ctx, p.Client, r.partition, epoch, p.Consumer, releasePage)
 			if err == nil && len(ids) > 0 {
+				faultpoint.Reach(faultpoint.WriterBeforeRelease)
 				released, err = ledger.Release(ctx, p.Client, r.partition, epoch, p.Consumer, p.MinIdle, ids)
+				faultpoint.Reach(faultpoint.WriterAfterRelease)
 				p.metrics.released.Add(float64(released))
 			}
 			if err != nil {
@@ -217,9 +224,11 @@ func (p *Pipeline) removeConsumers(ctx context.Context) {
 		if epoch == 0 {
 			continue
 		}
+		faultpoint.Reach(faultpoint.WriterBeforeRemoval)
 		if _, err := ledger.RemoveConsumer(ctx, p.Client, r.partition, epoch, p.Consumer); err != nil {
 			p.Logger.Warn("removing the own consumer", telemetry.KeyPartition, r.partition, telemetry.KeyErr, err)
 		}
+		faultpoint.Reach(faultpoint.WriterAfterRemoval)
 	}
 }
 
