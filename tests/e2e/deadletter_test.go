@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/seckill/seckill/pkg/faultpoint"
 	"github.com/seckill/seckill/pkg/ledger"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 	"github.com/seckill/seckill/tests/internal/stack"
@@ -39,7 +38,11 @@ func deadLetters(ctx context.Context, t *testing.T, s *stack.Stack, writer int, 
 
 // resolve resolves one dead letter and answers what came of it.
 func resolve(ctx context.Context, s *stack.Stack, writer int, id string, action seckillv1.DeadLetterAction) (*seckillv1.ResolveDeadLetterResponse, error) {
-	stream, err := operators(s, writer).ResolveDeadLetter(ctx, &seckillv1.ResolveDeadLetterRequest{
+	return resolveAt(ctx, operators(s, writer), id, action)
+}
+
+func resolveAt(ctx context.Context, client seckillv1.WriterServiceClient, id string, action seckillv1.DeadLetterAction) (*seckillv1.ResolveDeadLetterResponse, error) {
+	stream, err := client.ResolveDeadLetter(ctx, &seckillv1.ResolveDeadLetterRequest{
 		Which:  &seckillv1.ResolveDeadLetterRequest_DeadLetterId{DeadLetterId: id},
 		Action: action, Operator: "tester", Reason: "a test",
 	})
@@ -65,6 +68,12 @@ const (
 // holds.
 func unstorable(user int64) ledger.Grab {
 	return ledger.Grab{UserID: user, Record: ledger.EncodeRecord(user, "longer than the column", "")}
+}
+
+// truncated is a Grab that makes the whole entry unreadable: an element that is
+// longer than what follows. The entry still tells which positions it stands for.
+func truncated(user int64) ledger.Grab {
+	return ledger.Grab{UserID: user, Record: []byte{0x0a, 0x7f, 0x08}}
 }
 
 // narrow makes the database refuse references of more than 4 characters.
@@ -231,48 +240,6 @@ func TestDeadLetter_TwoOperatorsAtOnce(t *testing.T) {
 	require.GreaterOrEqual(t, cancelled, n/2)
 	balanced(ctx, t, s, 1, int64(n-cancelled), int64(cancelled))
 	require.Empty(t, deadLetters(ctx, t, s, 0, nil))
-}
-
-// All writers die after operators' decisions were committed and before the
-// ledger was told: whoever becomes guardian tells it, once.
-func TestDeadLetter_LedgerIsToldAfterTheWriterDied(t *testing.T) {
-	ctx := testContext(t)
-	s := stack.Test(t, stack.Options{
-		Writers: 1, Partitions: 1, WriterArgs: append(stack.FastTakeover(), "--guardian-interval=20s"), BuildTags: []string{"faultpoint"},
-	})
-	s.MustOpenVoucher(t, 1, 10)
-	narrow(ctx, t, s)
-	admit(ctx, t, s, 1, unstorable(11), unstorable(12), unstorable(13))
-	settled(ctx, t, s, 1)
-	widen(ctx, t, s)
-	forget(ctx, t, s, 1, 13)
-	admit(ctx, t, s, 1, buy(13))
-	settled(ctx, t, s, 1)
-	for _, letter := range deadLetters(ctx, t, s, 0, nil) {
-		action := actRequeue
-		if letter.GetOrder().GetUserId() == 12 {
-			action = actCancel
-		}
-		_, err := resolve(ctx, s, 0, letter.GetDeadLetterId(), action)
-		require.NoError(t, err)
-	}
-	s.Writer(0).Kill()
-	require.EqualValues(t, 3, whole(ctx, t, s, "SELECT COUNT(*) FROM ledger_updates"), "the ledger was told too soon for this test")
-	require.Equal(t, "1.1h", mark(ctx, t, s, 1, 11))
-	require.Equal(t, "1.2h", mark(ctx, t, s, 1, 12))
-	for _, point := range []faultpoint.Point{faultpoint.GuardianBeforeTell, faultpoint.GuardianAfterTell} {
-		dying, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(point)}, "--guardian-interval=200ms")
-		require.NoError(t, err)
-		died(t, dying)
-	}
-	_, err := s.StartWriter(ctx, "--guardian-interval=200ms")
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { return whole(ctx, t, s, "SELECT COUNT(*) FROM ledger_updates") == 0 }, patience, 20*time.Millisecond)
-	require.Equal(t, "1.1p", mark(ctx, t, s, 1, 11))
-	require.Empty(t, mark(ctx, t, s, 1, 12))
-	require.Equal(t, "1.4p", mark(ctx, t, s, 1, 13))
-	balanced(ctx, t, s, 1, 2, 8)
-	require.Equal(t, map[string]int{"CANCELLED": 1, "CONFLICT": 1}, outcomes(ctx, t, s, 1))
 }
 
 // The writer that resolves thousands by a filter dies in the middle; the call is

@@ -71,12 +71,6 @@ func undecodable(user int64) ledger.Grab {
 	return ledger.Grab{UserID: user, Record: []byte{0x0a, 0x01, 0xff}}
 }
 
-// truncated is a Grab that makes the whole entry unreadable: an element that is
-// longer than what follows. The entry still tells which positions it stands for.
-func truncated(user int64) ledger.Grab {
-	return ledger.Grab{UserID: user, Record: []byte{0x0a, 0x7f, 0x08}}
-}
-
 // admit runs one admission without a gateway, as one entry.
 func admit(ctx context.Context, t *testing.T, s *stack.Stack, voucherID int64, grabs ...ledger.Grab) {
 	t.Helper()

@@ -18,170 +18,172 @@ type ending struct {
 	name string
 	// known users bought before the entry came and were forgotten by the ledger.
 	known []int64
-	// grabs make the entry.
+	// spoil, if set, is done to the database right before the entry comes.
+	spoil string
+	// grabs make the entry; without any it is one that stands for no order.
 	grabs []ledger.Grab
+	// alone: the voucher needs a partition of its own. closed: so it does, for the
+	// sale ends.
+	alone, closed bool
 	// rows in the database and units left in the ledger of 10.
 	rows, left int64
 	outcomes   map[string]int
 	marks      map[int64]string
-	// misses are points that are not on the way of such an entry.
-	misses []faultpoint.Point
+	// letters of entries, not of single orders.
+	letters int64
+	// way are the points that such an entry passes from its transaction on.
+	way []faultpoint.Point
 }
 
-var endings = []ending{
-	{
-		name: "persisted", grabs: []ledger.Grab{buy(11), buy(12)},
-		rows: 2, left: 8, outcomes: map[string]int{},
-		marks:  map[int64]string{11: "1.1p", 12: "1.2p"},
-		misses: []faultpoint.Point{faultpoint.WriterBeforeHold, faultpoint.WriterAfterHold},
-	},
-	{
-		name: "conflict", known: []int64{11}, grabs: []ledger.Grab{buy(11)},
-		rows: 1, left: 9, outcomes: map[string]int{"CONFLICT": 1},
-		marks:  map[int64]string{11: "1.1p"},
-		misses: []faultpoint.Point{faultpoint.WriterBeforeHold, faultpoint.WriterAfterHold},
-	},
-	{
-		name: "held", grabs: []ledger.Grab{undecodable(11)},
-		rows: 0, left: 9, outcomes: map[string]int{"HELD": 1},
-		marks: map[int64]string{11: "1.1a"}, // nobody knows whose it is
-	},
-	{
-		name: "unreadable entry", grabs: []ledger.Grab{buy(11), truncated(12)},
-		rows: 0, left: 8, outcomes: map[string]int{"HELD": 2},
-		marks:  map[int64]string{11: "1.1a", 12: "1.2a"},
-		misses: []faultpoint.Point{faultpoint.WriterBeforeCommit, faultpoint.WriterAfterCommit},
-	},
-	{
-		name: "mixed", known: []int64{11}, grabs: []ledger.Grab{buy(11), buy(12), undecodable(13), buy(14)},
-		rows: 3, left: 6, outcomes: map[string]int{"CONFLICT": 1, "HELD": 1},
-		marks: map[int64]string{11: "1.1p", 12: "1.3p", 13: "1.4a", 14: "1.5p"},
+var mixed = ending{
+	name: "mixed", known: []int64{11}, grabs: []ledger.Grab{buy(11), buy(12), undecodable(13), buy(14)},
+	rows: 3, left: 6, outcomes: map[string]int{"CONFLICT": 1, "HELD": 1},
+	marks: map[int64]string{11: "1.1p", 12: "1.3p", 13: "1.4a", 14: "1.5p"}, // nobody knows whose 1.4 is
+	way: []faultpoint.Point{
+		faultpoint.WriterBeforeCommit, faultpoint.WriterAfterRollback, faultpoint.WriterAfterOutcome, faultpoint.WriterInTransaction,
+		faultpoint.WriterBeforeHold, faultpoint.WriterAfterHold, faultpoint.WriterAfterCommit, faultpoint.WriterAfterSettle,
 	},
 }
 
+// check requires the end that there is when nobody dies.
 func (e *ending) check(ctx context.Context, t *testing.T, s *stack.Stack, voucherID int64) {
 	t.Helper()
+	partition := ledger.Partition(voucherID, s.Partitions())
 	settled(ctx, t, s, voucherID)
-	balanced(ctx, t, s, voucherID, e.rows, e.left)
+	require.Eventually(t, func() bool {
+		left, err := do(ctx, t, s, "XLEN", ledger.OrdersKey(partition, 1)).AsInt64()
+		return err == nil && left == 0
+	}, patience, 20*time.Millisecond, "the stream is not empty")
+	nothingPending(ctx, t, s, voucherID)
+	if e.closed {
+		// The writer that knew why may be dead: then the books find it out.
+		require.Eventually(t, func() bool {
+			meta, err := ledger.ReadMeta(ctx, s.Client(), partition)
+			return err == nil && (!meta.Open || whole(ctx, t, s, "SELECT COUNT(*) FROM vouchers WHERE id = ? AND state = 'CLOSED'", voucherID) == 1)
+		}, patience, 20*time.Millisecond, "the sale is closed")
+		rows, err := s.Rows(ctx, voucherID)
+		require.NoError(t, err)
+		require.Equal(t, e.rows, rows)
+		figures, err := s.Ledger(ctx, voucherID)
+		require.NoError(t, err)
+		require.Equal(t, e.left, figures.Stock)
+	} else {
+		balanced(ctx, t, s, voucherID, e.rows, e.left)
+	}
 	require.Equal(t, e.outcomes, outcomes(ctx, t, s, voucherID))
 	for user, want := range e.marks {
 		require.Equal(t, want, mark(ctx, t, s, voucherID, user), "user %d", user)
 	}
-	nothingPending(ctx, t, s, voucherID)
 	both := whole(ctx, t, s, `SELECT COUNT(*) FROM orders JOIN order_outcomes USING (voucher_id, epoch, seq) WHERE voucher_id = ?`, voucherID)
 	require.Zero(t, both, "positions that are an order and an outcome")
+	letters := whole(ctx, t, s, `SELECT COUNT(*) FROM dead_entries WHERE voucher_id = ? OR (partition_id = ? AND units = 0)`, voucherID, partition)
+	require.Equal(t, e.letters, letters, "dead letters of entries")
 }
 
-// A writer is killed by SIGKILL at every point of the way of every kind of
-// entry, and a peer finishes: the same end as if nothing had happened.
-func TestWriter_KilledAtEveryPointWithEveryVerdict(t *testing.T) {
-	ctx := testContext(t)
-	// The first writer stands still while others die: it is the peer.
-	s := stack.Test(t, stack.Options{Gateways: -1, Partitions: 1, BuildTags: []string{"faultpoint"}})
-	peer := s.Writer(0)
-	voucher := int64(0)
-	prepare := func(t *testing.T, e *ending) int64 {
-		voucher++
-		s.MustOpenVoucher(t, voucher, 10)
-		for _, user := range e.known {
-			admit(ctx, t, s, voucher, buy(user))
-		}
-		settled(ctx, t, s, voucher)
-		for _, user := range e.known {
-			forget(ctx, t, s, voucher, user)
-		}
-		return voucher
-	}
-	arm := func(t *testing.T, point faultpoint.Point) *stack.Process {
-		p, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(point)})
-		require.NoError(t, err)
-		return p
-	}
+// crashes lets writers die while the first one, their peer, stands still.
+type crashes struct {
+	*stack.Stack
+	peer *stack.Process
+	// vouchers that share partition 0, and that have one of their own.
+	shared, own int64
+}
 
-	t.Run("nobody dies", func(t *testing.T) {
-		for i := range endings {
-			e := &endings[i]
-			id := prepare(t, e)
-			admit(ctx, t, s, id, e.grabs...)
-			e.check(ctx, t, s, id)
+func newCrashes(t *testing.T, partitions int) *crashes {
+	s := stack.Test(t, stack.Options{Gateways: -1, Partitions: partitions, BuildTags: []string{"faultpoint"}})
+	return &crashes{Stack: s, peer: s.Writer(0)}
+}
+
+// prepare opens a voucher for an entry of this ending.
+func (c *crashes) prepare(ctx context.Context, t *testing.T, e *ending) (id int64) {
+	t.Helper()
+	if e.alone || e.closed {
+		c.own++
+		id = c.own
+		require.Less(t, id, int64(c.Partitions()), "too few partitions for this test")
+	} else {
+		c.shared++
+		id = c.shared * int64(c.Partitions())
+	}
+	c.MustOpenVoucher(t, id, 10)
+	for _, user := range e.known {
+		admit(ctx, t, c.Stack, id, buy(user))
+	}
+	settled(ctx, t, c.Stack, id)
+	for _, user := range e.known {
+		forget(ctx, t, c.Stack, id, user)
+	}
+	return id
+}
+
+// enter brings the entry into the stream.
+func (c *crashes) enter(ctx context.Context, t *testing.T, e *ending, id int64) {
+	t.Helper()
+	if e.spoil != "" {
+		exec(ctx, t, c.Stack, e.spoil, id)
+	}
+	if len(e.grabs) > 0 {
+		admit(ctx, t, c.Stack, id, e.grabs...)
+		return
+	}
+	do(ctx, t, c.Stack, "XADD", ledger.OrdersKey(ledger.Partition(id, c.Partitions()), 1), "*", "v", "1", "foo", "bar")
+}
+
+// newOnly keeps a writer from taking over what others died with.
+const newOnly = "--min-idle=60s"
+
+// kill lets a writer die at a point that an entry of the voucher brings it to.
+func (c *crashes) kill(ctx context.Context, t *testing.T, point faultpoint.Point, id int64, args ...string) {
+	t.Helper()
+	dying, err := c.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(point)}, args...)
+	require.NoError(t, err)
+	died(t, dying)
+	held := int64(0)
+	pending, err := c.Pending(ctx, id)
+	require.NoError(t, err)
+	for _, p := range pending {
+		if p.Consumer == dying.Name {
+			held = p.Entries
 		}
-	})
-	for _, point := range []faultpoint.Point{
-		faultpoint.WriterAfterRead, faultpoint.WriterAfterClaim, faultpoint.WriterBeforeCommit, faultpoint.WriterAfterCommit,
-		faultpoint.WriterBeforeHold, faultpoint.WriterAfterHold, faultpoint.WriterAfterSettle,
-	} {
-		t.Run(string(point), func(t *testing.T) {
-			ids := map[string]int64{}
-			for i := range endings {
-				if e := &endings[i]; !slices.Contains(e.misses, point) {
-					ids[e.name] = prepare(t, e)
-				}
-			}
-			require.NoError(t, peer.Pause())
-			unblocked(ctx, t, s)
-			for i := range endings {
-				e := &endings[i]
-				id, ok := ids[e.name]
-				if !ok {
-					continue
-				}
-				first := point
-				if point == faultpoint.WriterAfterClaim {
-					first = faultpoint.WriterAfterRead
-				}
-				dying := arm(t, first)
-				admit(ctx, t, s, id, e.grabs...)
-				died(t, dying)
-			}
-			if point == faultpoint.WriterAfterClaim {
-				died(t, arm(t, point))
-			}
-			require.NoError(t, peer.Resume())
-			for i := range endings {
-				if id, ok := ids[endings[i].name]; ok {
-					t.Run(endings[i].name, func(t *testing.T) { endings[i].check(ctx, t, s, id) })
-				}
-			}
-		})
+	}
+	if point == faultpoint.WriterAfterSettle || point == faultpoint.WriterAfterDiscard {
+		require.Zero(t, held, "entries in the dead writer's name")
+	} else {
+		require.EqualValues(t, 1, held, "entries in the dead writer's name")
 	}
 }
 
-// The database has fewer units than were admitted: what is left goes in order
-// of seq, the rest is rejected and no unit comes back, wherever a writer dies.
-func TestWriter_KilledWhileItRejects(t *testing.T) {
-	ctx := testContext(t)
-	s := stack.Test(t, stack.Options{Gateways: -1, Partitions: 8, BuildTags: []string{"faultpoint"}})
-	for i, point := range []faultpoint.Point{faultpoint.WriterBeforeCommit, faultpoint.WriterAfterCommit, faultpoint.WriterAfterSettle} {
-		t.Run(string(point), func(t *testing.T) {
-			voucher := int64(i + 1) // each in a partition of its own: the sale closes
-			s.MustOpenVoucher(t, voucher, 10)
-			require.NoError(t, s.Writer(0).Pause())
-			unblocked(ctx, t, s)
-			dying, err := s.LaunchWriter(ctx, []string{faultpoint.Variable + "=" + string(point)})
-			require.NoError(t, err)
-			exec(ctx, t, s, "UPDATE vouchers SET stock = 2, sold = 8 WHERE id = ?", voucher)
-			admit(ctx, t, s, voucher, buy(11), buy(12), buy(13))
-			died(t, dying)
-			require.NoError(t, s.Writer(0).Resume())
-			settled(ctx, t, s, voucher)
-			rows, err := s.Rows(ctx, voucher)
-			require.NoError(t, err)
-			require.EqualValues(t, 2, rows)
-			require.Equal(t, map[string]int{"REJECTED": 1}, outcomes(ctx, t, s, voucher))
-			require.Equal(t, "1.1p", mark(ctx, t, s, voucher, 11))
-			require.Equal(t, "1.2p", mark(ctx, t, s, voucher, 12))
-			require.Empty(t, mark(ctx, t, s, voucher, 13))
-			figures, err := s.Ledger(ctx, voucher)
-			require.NoError(t, err)
-			require.EqualValues(t, 7, figures.Stock, "no unit came back")
-			nothingPending(ctx, t, s, voucher)
-			// The writer that knew it may be dead: then the books find it out.
-			require.Eventually(t, func() bool {
-				var state string
-				err := s.DB().QueryRowContext(ctx, "SELECT state FROM vouchers WHERE id = ?", voucher).Scan(&state)
-				meta, metaErr := ledger.ReadMeta(ctx, s.Client(), ledger.Partition(voucher, s.Partitions()))
-				return err == nil && metaErr == nil && (state == "CLOSED" || !meta.Open)
-			}, patience, 20*time.Millisecond, "the sale is closed")
-		})
+// run kills a writer at every point of the way of an ending, each with an entry
+// of its own, and lets the peer finish.
+func (c *crashes) run(ctx context.Context, t *testing.T, e *ending) {
+	const nobody = faultpoint.Point("nobody dies")
+	points := slices.Concat([]faultpoint.Point{faultpoint.WriterAfterClaim, faultpoint.WriterAfterRead}, e.way, []faultpoint.Point{nobody})
+	ids := map[faultpoint.Point]int64{}
+	for _, point := range points {
+		ids[point] = c.prepare(ctx, t, e)
 	}
+	require.NoError(t, c.peer.Pause())
+	unblocked(ctx, t, c.Stack)
+	for _, point := range points {
+		id := ids[point]
+		c.enter(ctx, t, e, id)
+		switch point {
+		case nobody:
+		case faultpoint.WriterAfterClaim: // comes first: there is nothing else to take over
+			c.kill(ctx, t, faultpoint.WriterAfterRead, id, newOnly)
+			c.kill(ctx, t, point, id)
+		default:
+			c.kill(ctx, t, point, id, newOnly)
+		}
+	}
+	require.NoError(t, c.peer.Resume())
+	for _, point := range points {
+		t.Run(string(point), func(t *testing.T) { e.check(ctx, t, c.Stack, ids[point]) })
+	}
+}
+
+// A writer is killed by SIGKILL at every point of the way of an entry whose
+// orders end in different ways, and a peer finishes: the same end as if nothing
+// had happened.
+func TestWriter_KilledAtEveryPoint(t *testing.T) {
+	newCrashes(t, 1).run(testContext(t), t, &mixed)
 }

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -284,74 +282,6 @@ func TestFleet_DeadConsumersAreEmptiedAndRemoved(t *testing.T) {
 	// A live one may have gone with them where Redis cannot tell: it goes on.
 	admitMany(ctx, t, s, 1, 1001, 50)
 	proven(ctx, t, s, 1, 300)
-}
-
-// The work of a sale is shared, and nobody takes over what a live peer has in
-// hand.
-func TestFleet_SharesWorkAndTakesNothingFromTheLiving(t *testing.T) {
-	ctx := testContext(t)
-	const writers, orders = 4, 20_000
-	s := stack.Test(t, stack.Options{Gateways: 2, Writers: writers, Partitions: 1, WriterArgs: append(stack.FastTakeover(), "--batch-size=256", "--committers=1")})
-	s.MustOpenVoucher(t, 1, orders)
-	answers, errs := crowd(ctx, t, s, 1, 1, orders)
-	require.Empty(t, errs)
-	proven(ctx, t, s, 1, orders)
-	stored(ctx, t, s, 1, answers)
-	require.Zero(t, sum(ctx, t, s, "seckill_writer_orders_reclaimed_total"))
-	require.Zero(t, sum(ctx, t, s, "seckill_writer_entries_settled_before_total"))
-	for _, w := range s.Writers() {
-		n, err := w.Metric(ctx, "seckill_writer_orders_settled_total")
-		require.NoError(t, err)
-		t.Logf("%s settled %.0f", w.Name, n)
-		require.Greater(t, n, float64(orders)/writers/10, "%s had hardly anything to do", w.Name)
-	}
-}
-
-// A fleet with nothing to do costs nearly nothing: the promise is 2 % of a CPU
-// for a writer; 5 % are a bug whatever the machine.
-func TestFleet_IdleCostsNearlyNothing(t *testing.T) {
-	ctx := testContext(t)
-	s := stack.Test(t, stack.Options{Gateways: -1, Writers: 4, WriterArgs: []string{}})
-	for v := range int64(8) {
-		s.MustOpenVoucher(t, v+1, 10)
-	}
-	const span = 10 * time.Second
-	used := func() map[string]time.Duration {
-		all := map[string]time.Duration{}
-		for _, w := range s.Writers() {
-			all[w.Name] = cpuTime(t, w.Pid())
-		}
-		return all
-	}
-	time.Sleep(2 * time.Second) // what a start costs is over
-	before, began := used(), time.Now()
-	time.Sleep(span)
-	after, took := used(), time.Since(began)
-	for name, cpu := range after {
-		share := 100 * float64(cpu-before[name]) / float64(took)
-		t.Logf("%s: %.1f %% of a CPU", name, share)
-		require.Less(t, share, 5.0, name)
-	}
-	require.NoError(t, ctx.Err())
-}
-
-// cpuTime is what a process has used so far.
-func cpuTime(t *testing.T, pid int) time.Duration {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if os.IsNotExist(err) {
-		t.Skip("there is no /proc here")
-	}
-	require.NoError(t, err)
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	var ticks int64
-	for _, field := range fields[11:13] { // utime, stime, the 14th and 15th of the line
-		n, err := strconv.ParseInt(field, 10, 64)
-		require.NoError(t, err)
-		ticks += n
-	}
-	const hertz = 100 // USER_HZ, on every Linux that Go runs on
-	return time.Duration(ticks) * time.Second / hertz
 }
 
 // The bound on orders in flight lives in the ledger: it holds over all gateways,
