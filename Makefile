@@ -52,12 +52,12 @@ test: ## run all tests on real servers, with the race detector where a C compile
 .PHONY: test-fleet
 test-fleet: ## run the long end-to-end tests of the writer fleet as well: outages, dead letters, a stream taken apart
 	@$(DEVSTACK) fetch
-	@set -x; $(GO) test -tags fleet -count=1 -timeout 900s $(ARGS) $(TEST_LONGEST)
+	@set -x; $(GO) test -tags fleet -count=1 -timeout 1500s $(ARGS) $(TEST_LONGEST)
 
 # What may touch the database: the modules that use it, and the servers' own
 # package. No gateway can reach one. Code 3 is "not available today".
 .PHONY: test-mysql
-test-mysql: ## run the tests that use a database on real MySQL instead of what "make test" found
+test-mysql: ## run the tests that use a database, the fleet's long ones too, on real MySQL instead of what "make test" found
 	@mkdir -p $(DEV)/bin; $(GO) build -o $(DEV)/bin/devstack ./pkg/devstack/cmd/devstack; \
 	code=0; $(DEV)/bin/devstack fetch --mysql || code=$$?; \
 	if [ $$code = 3 ]; then echo "SKIPPED: the tests on real MySQL (it is not available here today)"; exit 0; fi; \
@@ -65,7 +65,8 @@ test-mysql: ## run the tests that use a database on real MySQL instead of what "
 	race=-race; \
 	if [ "$$($(DEV)/bin/devstack race)" != yes ]; then race=; echo "make test-mysql: no C compiler was found: running WITHOUT the race detector"; fi; \
 	export SECKILL_DATABASE=mysql; \
-	set -x; $(GO) test $$race -p $(TEST_PARALLEL) -count=1 -timeout 540s $(ARGS) ./pkg/devstack/... ./migrations/... ./writer/... ./tests/...
+	set -x; $(GO) test $$race -p $(TEST_PARALLEL) -count=1 -timeout 540s $(ARGS) ./pkg/devstack/... ./migrations/... ./writer/... $$($(GO) list ./tests/... | grep -v $(TEST_LONGEST)); \
+	$(GO) test -tags fleet -count=1 -timeout 1500s $(ARGS) $(TEST_LONGEST)
 
 .PHONY: build
 build: ## build static binaries of gateway, writer and seckillctl into bin/
@@ -125,7 +126,7 @@ bench: ## measure the system (not there yet)
 	@echo "make bench: the benchmarks are not there yet"
 
 .PHONY: ci
-ci: ## what continuous integration runs: lint, test, test-mysql, demo
+ci: ## what continuous integration runs: lint, test, test-fleet, test-mysql, demo
 	@bash .ci/run
 
 .PHONY: clean
