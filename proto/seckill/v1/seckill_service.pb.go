@@ -9,6 +9,7 @@ package seckillv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -298,6 +299,426 @@ func (x *GrabResponse) GetDecidedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// GrabStreamRequest carries Grabs over a stream.
+type GrabStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Up to 256; none is allowed and answered with nothing.
+	Grabs         []*StreamedGrab `protobuf:"bytes,1,rep,name=grabs,proto3" json:"grabs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrabStreamRequest) Reset() {
+	*x = GrabStreamRequest{}
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrabStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrabStreamRequest) ProtoMessage() {}
+
+func (x *GrabStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrabStreamRequest.ProtoReflect.Descriptor instead.
+func (*GrabStreamRequest) Descriptor() ([]byte, []int) {
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GrabStreamRequest) GetGrabs() []*StreamedGrab {
+	if x != nil {
+		return x.Grabs
+	}
+	return nil
+}
+
+// StreamedGrab is a Grab in a stream.
+type StreamedGrab struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Comes back with the answer. The server gives it no meaning; using one twice
+	// at a time only makes the answers hard to tell apart.
+	CorrelationId uint64 `protobuf:"varint,1,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
+	// As in GrabRequest.
+	UserId int64 `protobuf:"varint,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// As in GrabRequest.
+	VoucherId int64 `protobuf:"varint,3,opt,name=voucher_id,json=voucherId,proto3" json:"voucher_id,omitempty"`
+	// As in GrabRequest.
+	Reference string `protobuf:"bytes,4,opt,name=reference,proto3" json:"reference,omitempty"`
+	// The time within which this Grab is answered, from when the server reads it,
+	// in ms; 0 is 2 s. Longer than the server's cap, 30 s, is the cap.
+	TimeoutMs uint32 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// W3C trace context, as the metadata of that name in a unary call; of another
+	// form it is left out.
+	Traceparent   string `protobuf:"bytes,6,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamedGrab) Reset() {
+	*x = StreamedGrab{}
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamedGrab) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamedGrab) ProtoMessage() {}
+
+func (x *StreamedGrab) ProtoReflect() protoreflect.Message {
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamedGrab.ProtoReflect.Descriptor instead.
+func (*StreamedGrab) Descriptor() ([]byte, []int) {
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *StreamedGrab) GetCorrelationId() uint64 {
+	if x != nil {
+		return x.CorrelationId
+	}
+	return 0
+}
+
+func (x *StreamedGrab) GetUserId() int64 {
+	if x != nil {
+		return x.UserId
+	}
+	return 0
+}
+
+func (x *StreamedGrab) GetVoucherId() int64 {
+	if x != nil {
+		return x.VoucherId
+	}
+	return 0
+}
+
+func (x *StreamedGrab) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
+func (x *StreamedGrab) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *StreamedGrab) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+// GrabStreamResponse carries answers over a stream.
+type GrabStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One or more, in any order.
+	Answers       []*StreamedAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrabStreamResponse) Reset() {
+	*x = GrabStreamResponse{}
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrabStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrabStreamResponse) ProtoMessage() {}
+
+func (x *GrabStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrabStreamResponse.ProtoReflect.Descriptor instead.
+func (*GrabStreamResponse) Descriptor() ([]byte, []int) {
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *GrabStreamResponse) GetAnswers() []*StreamedAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// StreamedAnswer is the answer to one Grab of a stream.
+type StreamedAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That of the Grab.
+	CorrelationId uint64 `protobuf:"varint,1,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
+	// Always one of the two.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*StreamedAnswer_Response
+	//	*StreamedAnswer_Error
+	Result        isStreamedAnswer_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamedAnswer) Reset() {
+	*x = StreamedAnswer{}
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamedAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamedAnswer) ProtoMessage() {}
+
+func (x *StreamedAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamedAnswer.ProtoReflect.Descriptor instead.
+func (*StreamedAnswer) Descriptor() ([]byte, []int) {
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StreamedAnswer) GetCorrelationId() uint64 {
+	if x != nil {
+		return x.CorrelationId
+	}
+	return 0
+}
+
+func (x *StreamedAnswer) GetResult() isStreamedAnswer_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *StreamedAnswer) GetResponse() *GrabResponse {
+	if x != nil {
+		if x, ok := x.Result.(*StreamedAnswer_Response); ok {
+			return x.Response
+		}
+	}
+	return nil
+}
+
+func (x *StreamedAnswer) GetError() *GrabError {
+	if x != nil {
+		if x, ok := x.Result.(*StreamedAnswer_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isStreamedAnswer_Result interface {
+	isStreamedAnswer_Result()
+}
+
+type StreamedAnswer_Response struct {
+	// The decision.
+	Response *GrabResponse `protobuf:"bytes,2,opt,name=response,proto3,oneof"`
+}
+
+type StreamedAnswer_Error struct {
+	// A fault or a bad request; what a unary Grab answers as a status.
+	Error *GrabError `protobuf:"bytes,3,opt,name=error,proto3,oneof"`
+}
+
+func (*StreamedAnswer_Response) isStreamedAnswer_Result() {}
+
+func (*StreamedAnswer_Error) isStreamedAnswer_Result() {}
+
+// GrabError is a status with its details, as one Grab of a stream has it.
+type GrabError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The gRPC code, never 0.
+	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	// Why, as in the ErrorInfo of a unary call. Unset only with DEADLINE_EXCEEDED
+	// and CANCELLED, which have none there either.
+	Reason ErrorReason `protobuf:"varint,2,opt,name=reason,proto3,enum=seckill.v1.ErrorReason" json:"reason,omitempty"`
+	// For people.
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// After which delay to repeat, with RESOURCE_EXHAUSTED and UNAVAILABLE.
+	RetryAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	// What is wrong, with INVALID_ARGUMENT.
+	FieldViolations []*FieldViolation `protobuf:"bytes,5,rep,name=field_violations,json=fieldViolations,proto3" json:"field_violations,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *GrabError) Reset() {
+	*x = GrabError{}
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrabError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrabError) ProtoMessage() {}
+
+func (x *GrabError) ProtoReflect() protoreflect.Message {
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrabError.ProtoReflect.Descriptor instead.
+func (*GrabError) Descriptor() ([]byte, []int) {
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GrabError) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *GrabError) GetReason() ErrorReason {
+	if x != nil {
+		return x.Reason
+	}
+	return ErrorReason_ERROR_REASON_UNSPECIFIED
+}
+
+func (x *GrabError) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *GrabError) GetRetryAfter() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAfter
+	}
+	return nil
+}
+
+func (x *GrabError) GetFieldViolations() []*FieldViolation {
+	if x != nil {
+		return x.FieldViolations
+	}
+	return nil
+}
+
+// FieldViolation is a field that is out of its bounds.
+type FieldViolation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the field.
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// What is wrong with it, for people.
+	Description   string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FieldViolation) Reset() {
+	*x = FieldViolation{}
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FieldViolation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FieldViolation) ProtoMessage() {}
+
+func (x *FieldViolation) ProtoReflect() protoreflect.Message {
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FieldViolation.ProtoReflect.Descriptor instead.
+func (*FieldViolation) Descriptor() ([]byte, []int) {
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *FieldViolation) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *FieldViolation) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
 // GetOrderRequest names a user's order.
 type GetOrderRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -316,7 +737,7 @@ type GetOrderRequest struct {
 
 func (x *GetOrderRequest) Reset() {
 	*x = GetOrderRequest{}
-	mi := &file_seckill_v1_seckill_service_proto_msgTypes[2]
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -328,7 +749,7 @@ func (x *GetOrderRequest) String() string {
 func (*GetOrderRequest) ProtoMessage() {}
 
 func (x *GetOrderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_seckill_service_proto_msgTypes[2]
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -341,7 +762,7 @@ func (x *GetOrderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOrderRequest.ProtoReflect.Descriptor instead.
 func (*GetOrderRequest) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{2}
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetOrderRequest) GetUserId() int64 {
@@ -406,7 +827,7 @@ type GetOrderResponse struct {
 
 func (x *GetOrderResponse) Reset() {
 	*x = GetOrderResponse{}
-	mi := &file_seckill_v1_seckill_service_proto_msgTypes[3]
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +839,7 @@ func (x *GetOrderResponse) String() string {
 func (*GetOrderResponse) ProtoMessage() {}
 
 func (x *GetOrderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_seckill_v1_seckill_service_proto_msgTypes[3]
+	mi := &file_seckill_v1_seckill_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +852,7 @@ func (x *GetOrderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOrderResponse.ProtoReflect.Descriptor instead.
 func (*GetOrderResponse) Descriptor() ([]byte, []int) {
-	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{3}
+	return file_seckill_v1_seckill_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetOrderResponse) GetOrder() *Order {
@@ -446,7 +867,7 @@ var File_seckill_v1_seckill_service_proto protoreflect.FileDescriptor
 const file_seckill_v1_seckill_service_proto_rawDesc = "" +
 	"\n" +
 	" seckill/v1/seckill_service.proto\x12\n" +
-	"seckill.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16seckill/v1/order.proto\"c\n" +
+	"seckill.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dseckill/v1/error_reason.proto\x1a\x16seckill/v1/order.proto\"c\n" +
 	"\vGrabRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\x03R\x06userId\x12\x1d\n" +
 	"\n" +
@@ -460,7 +881,35 @@ const file_seckill_v1_seckill_service_proto_rawDesc = "" +
 	"durability\x18\x04 \x01(\x0e2\x16.seckill.v1.DurabilityR\n" +
 	"durability\x129\n" +
 	"\n" +
-	"decided_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\"o\n" +
+	"decided_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\"C\n" +
+	"\x11GrabStreamRequest\x12.\n" +
+	"\x05grabs\x18\x01 \x03(\v2\x18.seckill.v1.StreamedGrabR\x05grabs\"\xcc\x01\n" +
+	"\fStreamedGrab\x12%\n" +
+	"\x0ecorrelation_id\x18\x01 \x01(\x04R\rcorrelationId\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\x03R\x06userId\x12\x1d\n" +
+	"\n" +
+	"voucher_id\x18\x03 \x01(\x03R\tvoucherId\x12\x1c\n" +
+	"\treference\x18\x04 \x01(\tR\treference\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x05 \x01(\rR\ttimeoutMs\x12 \n" +
+	"\vtraceparent\x18\x06 \x01(\tR\vtraceparent\"J\n" +
+	"\x12GrabStreamResponse\x124\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1a.seckill.v1.StreamedAnswerR\aanswers\"\xa8\x01\n" +
+	"\x0eStreamedAnswer\x12%\n" +
+	"\x0ecorrelation_id\x18\x01 \x01(\x04R\rcorrelationId\x126\n" +
+	"\bresponse\x18\x02 \x01(\v2\x18.seckill.v1.GrabResponseH\x00R\bresponse\x12-\n" +
+	"\x05error\x18\x03 \x01(\v2\x15.seckill.v1.GrabErrorH\x00R\x05errorB\b\n" +
+	"\x06result\"\xed\x01\n" +
+	"\tGrabError\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12/\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x17.seckill.v1.ErrorReasonR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12:\n" +
+	"\vretry_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryAfter\x12E\n" +
+	"\x10field_violations\x18\x05 \x03(\v2\x1a.seckill.v1.FieldViolationR\x0ffieldViolations\"H\n" +
+	"\x0eFieldViolation\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\"o\n" +
 	"\x0fGetOrderRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\x03R\x06userId\x12\x1f\n" +
 	"\n" +
@@ -482,9 +931,11 @@ const file_seckill_v1_seckill_service_proto_rawDesc = "" +
 	"\x11DURABILITY_STRICT\x10\x01\x12\x19\n" +
 	"\x15DURABILITY_REPLICATED\x10\x02\x12\x18\n" +
 	"\x14DURABILITY_COMMITTED\x10\x03\x12\x13\n" +
-	"\x0fDURABILITY_FAST\x10\x042\x92\x01\n" +
+	"\x0fDURABILITY_FAST\x10\x042\xe3\x01\n" +
 	"\x0eSeckillService\x129\n" +
-	"\x04Grab\x12\x17.seckill.v1.GrabRequest\x1a\x18.seckill.v1.GrabResponse\x12E\n" +
+	"\x04Grab\x12\x17.seckill.v1.GrabRequest\x1a\x18.seckill.v1.GrabResponse\x12O\n" +
+	"\n" +
+	"GrabStream\x12\x1d.seckill.v1.GrabStreamRequest\x1a\x1e.seckill.v1.GrabStreamResponse(\x010\x01\x12E\n" +
 	"\bGetOrder\x12\x1b.seckill.v1.GetOrderRequest\x1a\x1c.seckill.v1.GetOrderResponseB\xa5\x01\n" +
 	"\x0ecom.seckill.v1B\x13SeckillServiceProtoP\x01Z5github.com/seckill/seckill/proto/seckill/v1;seckillv1\xa2\x02\x03SXX\xaa\x02\n" +
 	"Seckill.V1\xca\x02\n" +
@@ -503,32 +954,49 @@ func file_seckill_v1_seckill_service_proto_rawDescGZIP() []byte {
 }
 
 var file_seckill_v1_seckill_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_seckill_v1_seckill_service_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_seckill_v1_seckill_service_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_seckill_v1_seckill_service_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: seckill.v1.Outcome
 	(Durability)(0),               // 1: seckill.v1.Durability
 	(*GrabRequest)(nil),           // 2: seckill.v1.GrabRequest
 	(*GrabResponse)(nil),          // 3: seckill.v1.GrabResponse
-	(*GetOrderRequest)(nil),       // 4: seckill.v1.GetOrderRequest
-	(*GetOrderResponse)(nil),      // 5: seckill.v1.GetOrderResponse
-	(*Order)(nil),                 // 6: seckill.v1.Order
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*GrabStreamRequest)(nil),     // 4: seckill.v1.GrabStreamRequest
+	(*StreamedGrab)(nil),          // 5: seckill.v1.StreamedGrab
+	(*GrabStreamResponse)(nil),    // 6: seckill.v1.GrabStreamResponse
+	(*StreamedAnswer)(nil),        // 7: seckill.v1.StreamedAnswer
+	(*GrabError)(nil),             // 8: seckill.v1.GrabError
+	(*FieldViolation)(nil),        // 9: seckill.v1.FieldViolation
+	(*GetOrderRequest)(nil),       // 10: seckill.v1.GetOrderRequest
+	(*GetOrderResponse)(nil),      // 11: seckill.v1.GetOrderResponse
+	(*Order)(nil),                 // 12: seckill.v1.Order
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(ErrorReason)(0),              // 14: seckill.v1.ErrorReason
+	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
 }
 var file_seckill_v1_seckill_service_proto_depIdxs = []int32{
-	0, // 0: seckill.v1.GrabResponse.outcome:type_name -> seckill.v1.Outcome
-	6, // 1: seckill.v1.GrabResponse.order:type_name -> seckill.v1.Order
-	1, // 2: seckill.v1.GrabResponse.durability:type_name -> seckill.v1.Durability
-	7, // 3: seckill.v1.GrabResponse.decided_at:type_name -> google.protobuf.Timestamp
-	6, // 4: seckill.v1.GetOrderResponse.order:type_name -> seckill.v1.Order
-	2, // 5: seckill.v1.SeckillService.Grab:input_type -> seckill.v1.GrabRequest
-	4, // 6: seckill.v1.SeckillService.GetOrder:input_type -> seckill.v1.GetOrderRequest
-	3, // 7: seckill.v1.SeckillService.Grab:output_type -> seckill.v1.GrabResponse
-	5, // 8: seckill.v1.SeckillService.GetOrder:output_type -> seckill.v1.GetOrderResponse
-	7, // [7:9] is the sub-list for method output_type
-	5, // [5:7] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	0,  // 0: seckill.v1.GrabResponse.outcome:type_name -> seckill.v1.Outcome
+	12, // 1: seckill.v1.GrabResponse.order:type_name -> seckill.v1.Order
+	1,  // 2: seckill.v1.GrabResponse.durability:type_name -> seckill.v1.Durability
+	13, // 3: seckill.v1.GrabResponse.decided_at:type_name -> google.protobuf.Timestamp
+	5,  // 4: seckill.v1.GrabStreamRequest.grabs:type_name -> seckill.v1.StreamedGrab
+	7,  // 5: seckill.v1.GrabStreamResponse.answers:type_name -> seckill.v1.StreamedAnswer
+	3,  // 6: seckill.v1.StreamedAnswer.response:type_name -> seckill.v1.GrabResponse
+	8,  // 7: seckill.v1.StreamedAnswer.error:type_name -> seckill.v1.GrabError
+	14, // 8: seckill.v1.GrabError.reason:type_name -> seckill.v1.ErrorReason
+	15, // 9: seckill.v1.GrabError.retry_after:type_name -> google.protobuf.Duration
+	9,  // 10: seckill.v1.GrabError.field_violations:type_name -> seckill.v1.FieldViolation
+	12, // 11: seckill.v1.GetOrderResponse.order:type_name -> seckill.v1.Order
+	2,  // 12: seckill.v1.SeckillService.Grab:input_type -> seckill.v1.GrabRequest
+	4,  // 13: seckill.v1.SeckillService.GrabStream:input_type -> seckill.v1.GrabStreamRequest
+	10, // 14: seckill.v1.SeckillService.GetOrder:input_type -> seckill.v1.GetOrderRequest
+	3,  // 15: seckill.v1.SeckillService.Grab:output_type -> seckill.v1.GrabResponse
+	6,  // 16: seckill.v1.SeckillService.GrabStream:output_type -> seckill.v1.GrabStreamResponse
+	11, // 17: seckill.v1.SeckillService.GetOrder:output_type -> seckill.v1.GetOrderResponse
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_seckill_v1_seckill_service_proto_init() }
@@ -536,8 +1004,13 @@ func file_seckill_v1_seckill_service_proto_init() {
 	if File_seckill_v1_seckill_service_proto != nil {
 		return
 	}
+	file_seckill_v1_error_reason_proto_init()
 	file_seckill_v1_order_proto_init()
-	file_seckill_v1_seckill_service_proto_msgTypes[2].OneofWrappers = []any{
+	file_seckill_v1_seckill_service_proto_msgTypes[5].OneofWrappers = []any{
+		(*StreamedAnswer_Response)(nil),
+		(*StreamedAnswer_Error)(nil),
+	}
+	file_seckill_v1_seckill_service_proto_msgTypes[8].OneofWrappers = []any{
 		(*GetOrderRequest_VoucherId)(nil),
 		(*GetOrderRequest_OrderId)(nil),
 	}
@@ -547,7 +1020,7 @@ func file_seckill_v1_seckill_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_seckill_v1_seckill_service_proto_rawDesc), len(file_seckill_v1_seckill_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   4,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
