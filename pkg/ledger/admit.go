@@ -103,6 +103,9 @@ type AdmitReply struct {
 	LastSeq int64
 }
 
+// maxDecimal is the most characters of an int64.
+const maxDecimal = 20
+
 // Admit runs the admission script once. An error is ErrUnknown where the call
 // may have run, also where its answer cannot be read; ErrNoScript, ErrRefused
 // or ErrFault where it had no effect.
@@ -111,22 +114,24 @@ func Admit(ctx context.Context, client rueidis.CoreClient, call AdmitCall) (Admi
 	if len(call.Grabs) < 1 || len(call.Grabs) > MaxBatch {
 		return AdmitReply{}, fmt.Errorf("%w: admit was called with %d grabs", ErrFault, len(call.Grabs))
 	}
-	keys := []string{
+	// All numbers share one piece of memory, which is never used again: where a
+	// call is given up, its bytes may still be on their way.
+	text := make([]byte, 0, maxDecimal*(len(admitArgs)+len(call.Grabs)))
+	number := func(n int64) string {
+		from := len(text)
+		text = strconv.AppendInt(text, n, 10)
+		return rueidis.BinaryString(text[from:])
+	}
+	build := client.B().Evalsha().Sha1(call.SHA).Numkeys(int64(len(admitKeys))).Key(
 		MetaKey(call.Partition),
 		VoucherKey(call.Partition, call.Epoch, call.VoucherID),
 		BuyersKey(call.Partition, call.Epoch, call.VoucherID),
 		OrdersKey(call.Partition, call.Epoch),
-	}
-	args := make([]string, 0, len(admitArgs)+len(admitRepeated)*len(call.Grabs))
-	args = append(args,
-		strconv.FormatInt(call.Epoch, 10),
-		strconv.FormatInt(call.Seen, 10),
-		strconv.FormatInt(call.NotAfter.UnixMilli(), 10),
-		strconv.FormatInt(call.VoucherID, 10))
+	).Arg(number(call.Epoch), number(call.Seen), number(call.NotAfter.UnixMilli()), number(call.VoucherID))
 	for i := range call.Grabs {
-		args = append(args, strconv.FormatInt(call.Grabs[i].UserID, 10), rueidis.BinaryString(call.Grabs[i].Record))
+		build = build.Arg(number(call.Grabs[i].UserID), rueidis.BinaryString(call.Grabs[i].Record))
 	}
-	cmd := client.B().Evalsha().Sha1(call.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	cmd := build.Build()
 	reply, err := client.Do(ctx, cmd).ToArray()
 	if err != nil {
 		return AdmitReply{}, fmt.Errorf("running script admit: %w", classify(err))

@@ -111,9 +111,13 @@ elseif now >= end_ms then
   refusal = 4
 end
 
+-- Numbers up to 2^40 print whole.
 local answers = {'OK', now, seq + 1, meta[3] or ''}
-local records, new, k = {}, {}, 0
+local records, new, marked, k = {}, {}, {}, 0
 local room = bound - (admitted - settled)
+-- Sold out comes before busy, also where more are in flight than may be.
+local most, full = math.min(stock, room), stock <= math.max(room, 0) and 2 or 6
+local position = ARGV[1] .. '.'
 for i = 1, n do
   local user = users[i]
   local mark = marks[i] or new[user]
@@ -123,14 +127,14 @@ for i = 1, n do
     answers[4 + i] = mark
   elseif refusal then
     answers[4 + i] = refusal
-  elseif k >= stock then
-    answers[4 + i] = 2
-  elseif k >= room then
-    answers[4 + i] = 6
+  elseif k >= most then
+    answers[4 + i] = full
   else
     k = k + 1
     records[k] = ARGV[4 + 2 * i]
-    new[user] = ARGV[1] .. '.' .. string.format('%.0f', seq + k) .. 'a'
+    mark = position .. (seq + k) .. 'a'
+    new[user] = mark
+    marked[2 * k - 1], marked[2 * k] = user, mark
     answers[4 + i] = 1
   end
 end
@@ -151,12 +155,6 @@ if not entry then
   return fault('orders: the stream is missing')
 end
 
-local marked, m = {}, 0
-for user, mark in pairs(new) do
-  marked[m + 1] = user
-  marked[m + 2] = mark
-  m = m + 2
-end
 local done = redis.pcall('HSET', KEYS[2], 'stock', string.format('%.0f', stock - k), 'seq', string.format('%.0f', seq + k))
 if type(done) == 'table' and done.err then
   redis.pcall('XDEL', KEYS[4], entry)

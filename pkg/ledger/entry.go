@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,6 +45,11 @@ const (
 // a protobuf string may hold none, and one bad element would make the whole
 // entry, with the orders of other users, undecodable.
 func EncodeRecord(userID int64, reference, traceparent string) []byte {
+	return AppendRecord(nil, userID, reference, traceparent)
+}
+
+// AppendRecord is EncodeRecord into the end of b.
+func AppendRecord(b []byte, userID int64, reference, traceparent string) []byte {
 	reference = strings.ToValidUTF8(reference, "\uFFFD")
 	if !utf8.ValidString(traceparent) {
 		traceparent = ""
@@ -55,7 +61,7 @@ func EncodeRecord(userID int64, reference, traceparent string) []byte {
 	if traceparent != "" {
 		size += protowire.SizeTag(recordTraceparent) + protowire.SizeBytes(len(traceparent))
 	}
-	b := make([]byte, 0, protowire.SizeTag(batchOrders)+protowire.SizeBytes(size))
+	b = slices.Grow(b, protowire.SizeTag(batchOrders)+protowire.SizeBytes(size))
 	b = protowire.AppendTag(b, batchOrders, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(size))
 	b = protowire.AppendTag(b, recordUserID, protowire.VarintType)
@@ -149,7 +155,7 @@ func DecodeEntry(partition int, id string, fields map[string]string) (Entry, err
 	if malformed.Reason != "" {
 		return Entry{}, malformed
 	}
-	records, err := splitBatch([]byte(fields["orders"]))
+	records, err := splitBatch([]byte(fields["orders"]), n)
 	if err == nil && int64(len(records)) != n {
 		err = fmt.Errorf("%d orders where n is %d", len(records), n)
 	}
@@ -168,10 +174,10 @@ func DecodeEntry(partition int, id string, fields map[string]string) (Entry, err
 	return entry, nil
 }
 
-// splitBatch takes an OrderBatch apart into the bytes of its orders, without
-// looking into them. Fields of a later form are passed over.
-func splitBatch(batch []byte) ([][]byte, error) {
-	var records [][]byte
+// splitBatch takes an OrderBatch apart into the bytes of its orders, n as it
+// says, without looking into them. Fields of a later form are passed over.
+func splitBatch(batch []byte, n int64) ([][]byte, error) {
+	records := make([][]byte, 0, n)
 	for len(batch) > 0 {
 		number, kind, size := protowire.ConsumeTag(batch)
 		if size < 0 {
@@ -197,17 +203,57 @@ func splitBatch(batch []byte) ([][]byte, error) {
 
 // decodeRecord decodes one order, without its position.
 func decodeRecord(raw []byte) Order {
-	var record ledgerv1.OrderRecord
-	if err := proto.Unmarshal(raw, &record); err != nil {
-		return Order{Raw: raw, Err: fmt.Errorf("order cannot be decoded: %s", parseText(err))}
+	order, ok := scanRecord(raw)
+	if !ok {
+		var record ledgerv1.OrderRecord
+		if err := proto.Unmarshal(raw, &record); err != nil {
+			return Order{Raw: raw, Err: fmt.Errorf("order cannot be decoded: %s", parseText(err))}
+		}
+		order = Order{Raw: raw, UserID: record.GetUserId(), Reference: record.GetReference(), Traceparent: record.GetTraceparent()}
 	}
-	if record.GetUserId() < 1 {
-		return Order{Raw: raw, Err: fmt.Errorf("user_id %d is out of range", record.GetUserId())}
+	if order.UserID < 1 {
+		return Order{Raw: raw, Err: fmt.Errorf("user_id %d is out of range", order.UserID)}
 	}
-	if n := len(record.GetReference()); n > MaxReference {
+	if n := len(order.Reference); n > MaxReference {
 		return Order{Raw: raw, Err: fmt.Errorf("reference has %d bytes, at most %d are allowed", n, MaxReference)}
 	}
-	return Order{Raw: raw, UserID: record.GetUserId(), Reference: record.GetReference(), Traceparent: record.GetTraceparent()}
+	return order
+}
+
+// scanRecord decodes an order as AppendRecord writes it, with no message of its
+// own in memory. It is false where anything else is in it, or anything is wrong
+// with it, of which the generated code is the judge.
+func scanRecord(raw []byte) (Order, bool) {
+	order := Order{Raw: raw}
+	for rest := raw; len(rest) > 0; {
+		number, kind, n := protowire.ConsumeTag(rest)
+		if n < 0 {
+			return Order{}, false
+		}
+		rest = rest[n:]
+		if number == recordUserID && kind == protowire.VarintType {
+			user, n := protowire.ConsumeVarint(rest)
+			if n < 0 {
+				return Order{}, false
+			}
+			order.UserID, rest = int64(user), rest[n:]
+			continue
+		}
+		if kind != protowire.BytesType || (number != recordReference && number != recordTraceparent) {
+			return Order{}, false
+		}
+		text, n := protowire.ConsumeBytes(rest)
+		if n < 0 || !utf8.Valid(text) {
+			return Order{}, false
+		}
+		if number == recordReference {
+			order.Reference = string(text)
+		} else {
+			order.Traceparent = string(text)
+		}
+		rest = rest[n:]
+	}
+	return order, true
 }
 
 // parseText is the text of a protobuf error. The module puts one kind of space

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/redis/rueidis"
 	"github.com/seckill/seckill/pkg/orderid"
@@ -73,8 +75,10 @@ var ErrStaleEpoch = errors.New("ledger is of another epoch")
 func Settle(ctx context.Context, client rueidis.CoreClient, settlements []Settlement) []SettleResult {
 	results := make([]SettleResult, len(settlements))
 	commands := make([]rueidis.Completed, len(settlements))
+	var args []string // built anew for each, in the same memory: the command copies
 	for i := range settlements {
-		commands[i] = settlements[i].command(client)
+		args = settlements[i].appendArgs(args[:0])
+		commands[i] = settlements[i].command(client, args)
 	}
 	for i, answer := range client.DoMulti(ctx, commands...) {
 		reply, err := answer.ToArray()
@@ -94,11 +98,11 @@ func (s *Settlement) retry(ctx context.Context, client rueidis.CoreClient) ([]ru
 	if err := load(ctx, client, settle); err != nil {
 		return nil, err
 	}
-	reply, err := client.Do(ctx, s.command(client)).ToArray()
+	reply, err := client.Do(ctx, s.command(client, s.appendArgs(nil))).ToArray()
 	return reply, classify(err)
 }
 
-func (s *Settlement) command(client rueidis.CoreClient) rueidis.Completed {
+func (s *Settlement) command(client rueidis.CoreClient, args []string) rueidis.Completed {
 	keys := []string{
 		MetaKey(s.Partition),
 		VoucherKey(s.Partition, s.Epoch, s.VoucherID),
@@ -106,16 +110,30 @@ func (s *Settlement) command(client rueidis.CoreClient) rueidis.Completed {
 		OutcomesKey(s.Partition, s.Epoch, s.VoucherID),
 		OrdersKey(s.Partition, s.Epoch),
 	}
-	args := make([]string, 0, len(settle.args)+len(settle.repeated)*len(s.Orders))
-	args = append(args, Group, s.EntryID, strconv.FormatInt(s.Epoch, 10))
+	return settle.command(client, keys, args)
+}
+
+// appendArgs appends the arguments of the script to args.
+func (s *Settlement) appendArgs(args []string) []string {
+	// All numbers of an entry lie in one piece of memory, not two an order.
+	const mostDigits, usualDigits = 20, 12
+	var text strings.Builder
+	text.Grow((2*len(s.Orders) + 1) * usualDigits)
+	number := func(value int64) string {
+		from, digits := text.Len(), [mostDigits]byte{}
+		text.Write(strconv.AppendInt(digits[:0], value, 10))
+		return text.String()[from:]
+	}
+	args = slices.Grow(args, len(settle.args)+len(settle.repeated)*len(s.Orders))
+	args = append(args, Group, s.EntryID, number(s.Epoch))
 	for _, order := range s.Orders {
 		standing := ""
 		if order.Verdict == VerdictConflict {
 			standing = formatPosition(order.Standing.Epoch, order.Standing.Seq)
 		}
-		args = append(args, strconv.FormatInt(order.UserID, 10), strconv.FormatInt(order.Seq, 10), string(rune(order.Verdict)), standing)
+		args = append(args, number(order.UserID), number(order.Seq), string([]byte{byte(order.Verdict)}), standing)
 	}
-	return settle.command(client, keys, args)
+	return args
 }
 
 func parseSettleReply(s Settlement, reply []rueidis.RedisMessage) SettleResult {

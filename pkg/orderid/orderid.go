@@ -70,15 +70,12 @@ type Codec struct {
 	fingerprints [MaxKeys]string
 	file         fileInfo
 
-	// The buffers go through the cipher.Block interface and would escape to the
-	// heap on every call.
+	// Blocks go through the cipher.Block interface and would escape to the heap
+	// on every call.
 	scratch sync.Pool
 }
 
-type scratch struct {
-	block [aes.BlockSize]byte
-	text  [Length]byte
-}
+type scratch struct{ block [aes.BlockSize]byte }
 
 // New builds a Codec from keys; the highest number encodes. It refuses an empty
 // list, a number out of range, and a number or a secret given twice.
@@ -125,27 +122,33 @@ func (c *Codec) add(k Key) error {
 // the empty string, never the identifier of another position. It allocates
 // nothing but the string.
 func (c *Codec) Encode(p Position) string {
+	var text [Length]byte
+	return string(c.AppendEncode(text[:0], p))
+}
+
+// AppendEncode appends what Encode returns to b and allocates nothing itself.
+func (c *Codec) AppendEncode(b []byte, p Position) []byte {
 	if !p.valid() {
-		return ""
+		return b
 	}
 	s := c.scratch.Get().(*scratch)
-	defer c.scratch.Put(s)
-
 	binary.BigEndian.PutUint64(s.block[:8], uint64(p.VoucherID))
 	binary.BigEndian.PutUint64(s.block[8:], uint64(p.Epoch)<<40|uint64(p.Seq))
 	c.blocks[c.current].Encrypt(s.block[:], s.block[:])
 	hi := binary.BigEndian.Uint64(s.block[:8])
 	lo := binary.BigEndian.Uint64(s.block[8:])
+	c.scratch.Put(s)
 
 	// 25 characters of 5 bits from the low end; the first one is the key number
 	// and the 3 bits that are left.
+	var text [Length]byte
 	for i := Length - 1; i > 0; i-- {
-		s.text[i] = alphabet[lo&31]
+		text[i] = alphabet[lo&31]
 		lo = lo>>5 | hi<<59
 		hi >>= 5
 	}
-	s.text[0] = alphabet[uint64(c.current)<<3|lo&7]
-	return string(s.text[:])
+	text[0] = alphabet[uint64(c.current)<<3|lo&7]
+	return append(b, text[:]...)
 }
 
 // Decode returns the position that id stands for. The error wraps ErrMalformed
