@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,6 +42,19 @@ func (s *Server) panicked(ctx context.Context, p any) error {
 	s.log.ErrorContext(ctx, "panic in rpc handler",
 		telemetry.KeyMethod, method, telemetry.KeyErr, p, telemetry.KeyStack, string(debug.Stack()))
 	return internalError()
+}
+
+// except leaves an interceptor out for some methods.
+func except(methods []string, interceptor grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
+	if len(methods) == 0 {
+		return interceptor
+	}
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if slices.Contains(methods, info.FullMethod) {
+			return handler(ctx, req)
+		}
+		return interceptor(ctx, req, info, handler)
+	}
 }
 
 func (s *Server) deadlineUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

@@ -46,6 +46,17 @@ func TestRecovery_APanicEndsOneCallAndIsLoggedOnce(t *testing.T) {
 	require.NoError(t, err, "the process lives on")
 }
 
+func TestMetrics_MethodThatCountsItselfHasNone(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	r := start(t, Options{Registerer: reg, Uncounted: []string{"/grpc.testing.TestService/EmptyCall"}}, &service{})
+	_, err := r.client().EmptyCall(context.Background(), &testpb.Empty{})
+	require.NoError(t, err)
+	_, err = r.client().UnaryCall(context.Background(), &testpb.SimpleRequest{})
+	require.NoError(t, err)
+	require.Equal(t, 0.0, counter(t, reg, "grpc_server_handled_total", "EmptyCall", "OK"))
+	require.Equal(t, 1.0, counter(t, reg, "grpc_server_handled_total", "UnaryCall", "OK"))
+}
+
 func requireInternal(t *testing.T, err error) {
 	t.Helper()
 	require.Equal(t, codes.Internal, status.Code(err))

@@ -85,6 +85,12 @@ func TestGateway_SwallowedReplyStillAnswersTheOrder(t *testing.T) {
 		_, err := s.StartGateway(ctx, "--redis-addr="+proxy.Addr())
 		require.NoError(t, err)
 		s.MustOpenVoucher(t, 1, 10)
+		// A call picks one of a few connections at random: make them all first, since
+		// the handshake of a new one would meet the fault instead of the call.
+		for range 64 {
+			_, err := s.Seckill(0).GetOrder(ctx, &seckillv1.GetOrderRequest{UserId: 7, Key: &seckillv1.GetOrderRequest_VoucherId{VoucherId: 1}})
+			require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+		}
 		before := proxy.Swallowed()
 		proxy.SwallowReplies()
 		done := make(chan *seckillv1.GrabResponse, 1)

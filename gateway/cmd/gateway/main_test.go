@@ -326,6 +326,66 @@ func TestGateway_SIGTERMUnderLoad(t *testing.T) {
 	}
 }
 
+// Streams of a gateway that is told to stop: no unit is taken of which the caller
+// does not hear, and each stream ends with the reason.
+func TestGateway_SIGTERMUnderStreams(t *testing.T) {
+	key, codec := keyFile(t)
+	redis := devstack.TestRedis(t)
+	client := ledgertest.Client(t, redis.Addr())
+	layOut(t, redis, codec, 1)
+	ledgertest.Open(t, client, 1)
+	v := ledgertest.Voucher(1, 1, 10_000_000)
+	ledgertest.Sell(t, client, v)
+	p := start(t, redis.Addr(), key)
+	p.becomes(t, healthpb.HealthCheckResponse_SERVING)
+
+	var user, admitted atomic.Int64
+	ends := make(chan error, 8)
+	for range cap(ends) {
+		stream, err := seckillv1.NewSeckillServiceClient(p.conn).GrabStream(t.Context())
+		require.NoError(t, err)
+		go func() { // ends when the stream does
+			for {
+				message := &seckillv1.GrabStreamRequest{}
+				for range 32 {
+					message.Grabs = append(message.Grabs, &seckillv1.StreamedGrab{UserId: user.Add(1), VoucherId: 1})
+				}
+				if stream.Send(message) != nil {
+					return
+				}
+			}
+		}()
+		go func() {
+			for {
+				message, err := stream.Recv()
+				if err != nil {
+					ends <- err
+					return
+				}
+				for _, answer := range message.GetAnswers() {
+					if answer.GetResponse().GetOutcome() == seckillv1.Outcome_OUTCOME_ADMITTED {
+						admitted.Add(1)
+					}
+				}
+			}
+		}()
+	}
+	require.Eventually(t, func() bool { return admitted.Load() > 2000 }, patience, time.Millisecond)
+	require.NoError(t, p.Signal(syscall.SIGTERM))
+	for range cap(ends) {
+		err := <-ends
+		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+		require.ErrorContains(t, err, "shutting down")
+	}
+	select {
+	case <-p.Done():
+	case <-time.After(patience):
+		require.FailNow(t, "it did not end")
+	}
+	require.Equal(t, 0, p.ExitCode())
+	require.Equal(t, admitted.Load(), ledgertest.Books(t, client, v).Seq)
+}
+
 func TestGateway_ReflectionMetricsAndSettings(t *testing.T) {
 	key, codec := keyFile(t)
 	redis := devstack.TestRedis(t)
@@ -353,11 +413,13 @@ func TestGateway_ReflectionMetricsAndSettings(t *testing.T) {
 	require.NoError(t, err)
 	for _, line := range []string{
 		`seckill_gateway_grabs_total{outcome="admitted"} 1`, "seckill_gateway_batch_grabs_count 1", "seckill_gateway_script_seconds_count 1",
-		"seckill_gateway_grabs_waiting 0", "seckill_gateway_batches_in_flight 0", "seckill_gateway_unknown_runs_total 0",
-		`seckill_gateway_partition_open{partition="0"} 1`, `grpc_server_handled_total{grpc_code="OK",grpc_method="Grab"`,
+		"seckill_gateway_streams_open 0", "seckill_gateway_stream_grabs_owed 0", "seckill_gateway_grabs_waiting 0", "seckill_gateway_batches_in_flight 0", "seckill_gateway_unknown_runs_total 0",
+		`seckill_gateway_partition_open{partition="0"} 1`, `grpc_server_handled_total{`,
+		"seckill_gateway_grab_seconds_count 1", "seckill_gateway_grabs_invalid_total 0",
 	} {
 		require.Contains(t, string(text), line)
 	}
+	require.Contains(t, string(text), `grpc_server_started_total{grpc_method="Grab",grpc_service="seckill.v1.SeckillService",grpc_type="unary"} 0`, "Grabs count themselves")
 	require.Contains(t, p.Output(), "effective settings")
 	require.Contains(t, p.Output(), `"max-batches":256`)
 	require.NoError(t, p.Stop(patience))

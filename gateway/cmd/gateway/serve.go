@@ -56,13 +56,20 @@ func run(parent context.Context, cfg settings, log *slog.Logger) error {
 	server, err := rpcserver.New(rpcserver.Options{
 		Addr: cfg.Listen, Settings: cfg.Server, DefaultDeadline: cfg.DefaultDeadline, MaxDeadline: cfg.MaxDeadline,
 		DrainDelay: cfg.DrainDelay, DrainTimeout: cfg.DrainTimeout, Logger: log, Registerer: registry,
+		Uncounted: []string{seckillv1.SeckillService_Grab_FullMethodName},
 	})
 	if err != nil {
 		return err
 	}
 	health := newHealth(server)
 	admin := telemetry.NewAdmin(cfg.Admin, registry, health.report, log)
-	service := rpc.New(codec)
+	service, err := rpc.New(rpc.Options{
+		OrderIDs: codec, DefaultDeadline: cfg.DefaultDeadline, MaxDeadline: cfg.MaxDeadline,
+		Draining: server.Draining(), Registerer: registry,
+	})
+	if err != nil {
+		return err
+	}
 	seckillv1.RegisterSeckillServiceServer(server.GRPC(), service)
 	if err := errors.Join(server.Listen(), admin.Listen()); err != nil {
 		return err
@@ -102,7 +109,8 @@ func run(parent context.Context, cfg settings, log *slog.Logger) error {
 
 	// Shutdown:
 	// 1. health says NOT_SERVING, new calls are refused, running ones get their
-	//    answers; partitions are watched and calls reach Redis meanwhile;
+	//    answers, streams those to what was read of them; partitions are watched
+	//    and calls reach Redis meanwhile;
 	serverDone.Wait()
 	// 2. the admitter waits for calls whose callers have left;
 	stopLooking()

@@ -2,11 +2,12 @@
 // combines the Grabs of one voucher into batches, runs the admission script,
 // and decides what a caller may be told when an answer was lost.
 //
-// A Grab moves through the files in this order: admitter.go (a caller comes and
-// leaves), lane.go (Grabs of a voucher gather into batches), run.go (a batch
-// meets the script, again if need be), partition.go and clock.go (what is
-// believed of the ledger meanwhile), fault.go (who is told of what must not be).
-// find.go looks up orders and changes nothing.
+// A Grab moves through the files in this order: grab.go (it is handed in and
+// handed back), lane.go (Grabs of a voucher gather), batch.go (some of them leave
+// together), run.go (they meet the script, again if need be), partition.go and
+// clock.go (what is believed of the ledger meanwhile), fault.go (who is told of
+// what must not be). admitter.go makes and ends all that; find.go looks up orders
+// and changes nothing.
 package admit
 
 import (
@@ -27,8 +28,8 @@ import (
 
 // Defaults of Config.
 const (
-	// DefaultMaxWaiting bounds the callers inside Grab. 20,000 are 80 full
-	// batches, some hundred milliseconds of work: whoever comes later would
+	// DefaultMaxWaiting bounds the Grabs that have no answer yet. 20,000 are 80
+	// full batches, some hundred milliseconds of work: whoever comes later would
 	// rather hear so at once than wait for his deadline.
 	DefaultMaxWaiting = 20_000
 	// DefaultMaxInFlight bounds the calls in flight over all vouchers. It lies
@@ -52,10 +53,13 @@ const (
 	attemptWindow = 500 * time.Millisecond
 	// attemptGrace is how long an answer is waited for beyond the window.
 	attemptGrace = 100 * time.Millisecond
-	// answerMargin is how long before a caller's deadline it is answered, so that
+	// answerMargin is how long before its deadline a Grab is answered, so that
 	// the answer says what is known instead of being cut off on its way. A tenth
 	// of the time where that is less.
 	answerMargin = 100 * time.Millisecond
+	// sweepLeast is the least time between two looks at the deadlines of a lane:
+	// one look may pass thousands of Grabs.
+	sweepLeast = time.Millisecond
 	// maxReads bounds the lookups of GetOrder in flight.
 	maxReads = 256
 )
@@ -109,7 +113,7 @@ type Config struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 
-	MaxWaiting  int           // callers inside Grab
+	MaxWaiting  int           // Grabs without an answer
 	MaxInFlight int           // calls in flight over all vouchers
 	MaxBatch    int           // Grabs a call, at most ledger.MaxBatch
 	Deadline    time.Duration // of a Grab whose context has none
@@ -238,88 +242,4 @@ func (a *Admitter) Close(ctx context.Context) error {
 		a.cancel()
 		return fmt.Errorf("closing the admitter: calls are still in flight: %w", ctx.Err())
 	}
-}
-
-// waiter is a caller inside Grab.
-type waiter struct {
-	userID   int64
-	record   []byte
-	since    time.Time
-	deadline time.Time    // when it wants to be answered
-	gone     atomic.Bool  // it has left; set after its batch did
-	answer   chan outcome // holds one, so that nobody waits to answer it
-
-	// Of the lane's queue, under the lock of its shard.
-	queued     bool
-	prev, next *waiter
-}
-
-type outcome struct {
-	result Result
-	err    error
-}
-
-// Grab asks for one unit of a voucher and answers by the deadline of ctx. The
-// caller validates: userID and voucherID > 0, reference at most 64 bytes.
-//
-// A caller that leaves before its batch has left takes nothing; after that, its
-// Grab still ends as whatever the ledger decides.
-func (a *Admitter) Grab(ctx context.Context, userID, voucherID int64, reference, traceparent string) (Result, error) {
-	result, err := a.grab(ctx, userID, voucherID, reference, traceparent)
-	a.metrics.answered(result, err)
-	return result, err
-}
-
-func (a *Admitter) grab(ctx context.Context, userID, voucherID int64, reference, traceparent string) (Result, error) {
-	defer a.waiting.Add(-1)
-	if a.waiting.Add(1) > int64(a.cfg.MaxWaiting) {
-		return Result{}, ErrOverloaded
-	}
-	now := time.Now()
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		deadline = now.Add(a.cfg.Deadline)
-	}
-	left := deadline.Sub(now)
-	if err := ctx.Err(); err != nil {
-		return Result{}, err
-	}
-	if left <= 0 {
-		return Result{}, context.DeadlineExceeded
-	}
-	left -= min(answerMargin, left/10)
-	w := &waiter{
-		userID: userID, record: ledger.EncodeRecord(userID, reference, traceparent),
-		since: now, deadline: now.Add(left), answer: make(chan outcome, 1),
-	}
-	l, err := a.enqueue(voucherID, w)
-	if err != nil {
-		return Result{}, err
-	}
-	timer := time.NewTimer(left)
-	defer timer.Stop()
-	select {
-	case answer := <-w.answer:
-		return answer.result, answer.err
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return a.leave(ctx, l, w)
-}
-
-// leave ends the wait of a caller that has no answer.
-func (a *Admitter) leave(ctx context.Context, l *lane, w *waiter) (Result, error) {
-	if l.drop(w) {
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return Result{}, ctx.Err()
-		}
-		return Result{}, l.partition.tooLate(w.since)
-	}
-	w.gone.Store(true)
-	select {
-	case answer := <-w.answer: // it came in the same moment
-		return answer.result, answer.err
-	default:
-	}
-	return Result{}, fmt.Errorf("%w: no answer by the deadline", ErrOutcomeUnknown)
 }

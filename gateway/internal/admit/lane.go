@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"runtime"
 	"sync"
 	"time"
 )
@@ -46,36 +47,89 @@ type lane struct {
 	admitter  *Admitter
 	shard     *shard
 
-	first, last *waiter // the queue, oldest first
+	first, last *Grab // the queue, oldest first
 	queued      int
-	workers     int // batches that gather, wait for a place or are in flight
-	unsent      int // workers that have not taken their batch yet
-	fresh       int // workers whose outcome is not unknown: the next batch gathers behind these
+	batches     []*batch // that have left and are not finished
+	workers     int      // batches that gather, wait for a place or are in flight
+	unsent      int      // workers that have not taken their batch yet
+	fresh       int      // workers whose outcome is not unknown: the next batch gathers behind these
+
+	sweeper *time.Timer // runs sweep
+	sweepAt time.Time   // when it does; zero for not at all
 }
 
-// enqueue puts a caller into the queue of its voucher.
-func (a *Admitter) enqueue(voucherID int64, w *waiter) (*lane, error) {
+// enqueue puts Grabs of one voucher into its queue, unless no more are taken.
+func (a *Admitter) enqueue(grabs []*Grab, now time.Time) bool {
+	voucherID := grabs[0].VoucherID
 	s := &a.shards[uint64(voucherID)%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, ErrClosing
+		return false
 	}
 	l := s.lanes[voucherID]
 	if l == nil {
 		l = &lane{voucherID: voucherID, partition: a.partitionOf(voucherID), admitter: a, shard: s}
 		s.lanes[voucherID] = l
 	}
-	w.queued, w.prev = true, l.last
-	if l.last != nil {
-		l.last.next = w
-	} else {
-		l.first = w
+	for _, g := range grabs {
+		g.lane, g.queued, g.prev = l, true, l.last
+		if l.last != nil {
+			l.last.next = g
+		} else {
+			l.first = g
+		}
+		l.last = g
+		l.sweepBy(g.due, now)
 	}
-	l.last = w
-	l.queued++
+	l.queued += len(grabs)
 	l.start()
-	return l, nil
+	return true
+}
+
+// sweepBy has the lane swept at a time, or before.
+func (l *lane) sweepBy(due, now time.Time) {
+	if !l.sweepAt.IsZero() && !due.Before(l.sweepAt) {
+		return
+	}
+	l.sweepAt = due
+	wait := max(sweepLeast, due.Sub(now))
+	if l.sweeper == nil {
+		l.sweeper = time.AfterFunc(wait, l.sweep)
+	} else {
+		l.sweeper.Reset(wait)
+	}
+}
+
+// sweep answers those whose time is over, in the queue and in the batches that
+// have left. One timer for a lane does: nearly all are answered long before it.
+func (l *lane) sweep() {
+	now := time.Now()
+	var late []*Grab
+	var next time.Time
+	l.shard.mu.Lock()
+	for g := l.first; g != nil; {
+		after := g.next
+		if !g.due.After(now) {
+			l.unlink(g)
+			g.Err = l.partition.tooLate(g.since)
+			late = append(late, g)
+		} else if next.IsZero() || g.due.Before(next) {
+			next = g.due
+		}
+		g = after
+	}
+	for _, b := range l.batches {
+		late, next = b.sweep(now, late, next)
+	}
+	if l.sweepAt = next; !next.IsZero() {
+		l.sweeper.Reset(max(sweepLeast, next.Sub(now)))
+	}
+	l.shard.mu.Unlock()
+	for _, g := range late {
+		l.admitter.metrics.failed(g.Err, 1)
+	}
+	l.admitter.handBack(late)
 }
 
 // start starts workers: one where none is under way, so that an idle voucher
@@ -91,29 +145,46 @@ func (l *lane) start() {
 }
 
 // work takes one batch and runs it. The batch is formed only when there is a
-// place for its call, so until then callers may come and leave.
+// place for its call, so until then callers may come and leave. Those that are
+// about to run go first: that costs nothing where there are none, and where the
+// processors are busy it doubles the batches, which are cheaper the larger they
+// are.
 func (l *lane) work() {
 	a := l.admitter
-	b := &batch{lane: l}
+	b := newBatch(l)
+	defer b.finish()
+	if !l.place() {
+		return
+	}
+	defer func() { <-a.inFlight }()
+	runtime.Gosched()
+	if b.take() {
+		a.run(b)
+	}
+}
+
+// place waits for a place among the calls in flight, for as long as anybody
+// waits for it.
+func (l *lane) place() bool {
+	a := l.admitter
+	select {
+	case a.inFlight <- struct{}{}:
+		return true
+	default:
+	}
 	timer := time.NewTimer(workerPatience)
 	defer timer.Stop()
-	for placed := false; !placed; {
+	for {
 		select {
 		case a.inFlight <- struct{}{}:
-			placed = true
+			return true
 		case <-timer.C:
 			if l.deserted() {
-				b.finish()
-				return
+				return false
 			}
 			timer.Reset(workerPatience)
 		}
 	}
-	defer func() { <-a.inFlight }()
-	if b.take(); len(b.grabs) > 0 {
-		a.run(b)
-	}
-	b.finish()
 }
 
 func (l *lane) deserted() bool {
@@ -122,89 +193,19 @@ func (l *lane) deserted() bool {
 	return l.queued == 0
 }
 
-// drop takes a caller out of the queue and tells whether it was still there.
-func (l *lane) drop(w *waiter) bool {
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	if !w.queued {
-		return false
-	}
-	l.unlink(w)
-	return true
-}
-
-func (l *lane) unlink(w *waiter) {
-	if w.prev != nil {
-		w.prev.next = w.next
+func (l *lane) unlink(g *Grab) {
+	if g.prev != nil {
+		g.prev.next = g.next
 	} else {
-		l.first = w.next
+		l.first = g.next
 	}
-	if w.next != nil {
-		w.next.prev = w.prev
+	if g.next != nil {
+		g.next.prev = g.prev
 	} else {
-		l.last = w.prev
+		l.last = g.prev
 	}
-	w.queued, w.prev, w.next = false, nil, nil
+	g.queued, g.prev, g.next = false, nil, nil
 	l.queued--
-}
-
-// batch is what one worker takes to the ledger.
-type batch struct {
-	lane     *lane
-	grabs    []*waiter // those that have no answer yet
-	deadline time.Time // the latest of its callers
-	taken    bool
-	released bool // the lane no longer gathers behind it
-}
-
-// take moves the oldest callers of the lane into the batch.
-func (b *batch) take() {
-	l := b.lane
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	b.taken = true
-	l.unsent--
-	n := min(l.queued, l.admitter.cfg.MaxBatch)
-	b.grabs = make([]*waiter, 0, n)
-	for range n {
-		w := l.first
-		l.unlink(w)
-		b.grabs = append(b.grabs, w)
-		if w.deadline.After(b.deadline) {
-			b.deadline = w.deadline
-		}
-	}
-}
-
-// release lets the lane go on while this batch finds out what became of it:
-// that may take until its deadline.
-func (b *batch) release() {
-	l := b.lane
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	if !b.released {
-		b.released = true
-		l.fresh--
-		l.start()
-	}
-}
-
-// finish ends a worker; the last one takes an idle lane with it.
-func (b *batch) finish() {
-	l := b.lane
-	l.shard.mu.Lock()
-	defer l.shard.mu.Unlock()
-	l.workers--
-	if !b.taken {
-		l.unsent--
-	}
-	if !b.released {
-		l.fresh--
-	}
-	l.start()
-	if l.workers == 0 && l.queued == 0 {
-		delete(l.shard.lanes, l.voucherID)
-	}
 }
 
 // seenSeq is the highest seq seen of the voucher in an epoch, 0 for none.

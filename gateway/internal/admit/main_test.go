@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -128,6 +129,7 @@ func scripted(t *testing.T, change ...func(*Config)) (*Admitter, *script) {
 	s := &script{calls: make(chan *scriptCall, 1024)}
 	a := newAdmitter(t, nil, change...)
 	a.admit = func(ctx context.Context, call ledger.AdmitCall) (ledger.AdmitReply, error) {
+		call.Grabs = slices.Clone(call.Grabs) // the caller's, and used again
 		c := &scriptCall{call, make(chan scriptReply, 1)}
 		s.calls <- c
 		select {

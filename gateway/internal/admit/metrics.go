@@ -21,11 +21,12 @@ const (
 // metrics of admission. Counters of single outcomes are looked up once: a sale
 // answers nearly everybody with the same one.
 type metrics struct {
-	outcomes    map[ledger.Decision]prometheus.Counter
+	outcomes    [ledger.DecisionPaused + 1]prometheus.Counter // by decision
 	replayed    prometheus.Counter
 	errors      []errorCounter
 	other       prometheus.Counter
 	batchSize   prometheus.Histogram
+	grabTime    prometheus.Histogram
 	scriptTime  prometheus.Histogram
 	unknownRuns prometheus.Counter
 	faults      *prometheus.CounterVec
@@ -44,6 +45,9 @@ func newMetrics(reg prometheus.Registerer, a *Admitter) (*metrics, error) {
 		batchSize: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem,
 			Name: "batch_grabs", Help: "Grabs that left for the ledger in one batch.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 9)}),
+		grabTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem,
+			Name: "grab_seconds", Help: "Time from a Grab's coming in, by a call or a stream, to its answer.",
+			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5}}),
 		scriptTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem,
 			Name: "script_seconds", Help: "Time from sending an admission call to its answer or its loss.",
 			Buckets: []float64{.0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1}}),
@@ -53,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, a *Admitter) (*metrics, error) {
 			Name: "faults_total", Help: "Calls that failed by Redis or the ledger, by kind."}, []string{"kind"}),
 	}
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem,
-		Name: "grabs_waiting", Help: "Callers waiting for the answer to their Grab."},
+		Name: "grabs_waiting", Help: "Grabs that have no answer yet."},
 		func() float64 { return float64(a.waiting.Load()) })
 	inFlight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem,
 		Name: "batches_in_flight", Help: "Batches on their way to the ledger."},
@@ -61,7 +65,6 @@ func newMetrics(reg prometheus.Registerer, a *Admitter) (*metrics, error) {
 	open := &partitionCollector{admitter: a, desc: prometheus.NewDesc(namespace+"_"+subsystem+"_partition_open",
 		"1 where the partition admits, as far as this gateway knows.", []string{"partition"}, nil)}
 
-	m.outcomes = map[ledger.Decision]prometheus.Counter{}
 	for decision, name := range map[ledger.Decision]string{
 		ledger.DecisionAdmitted: "admitted", ledger.DecisionSoldOut: "sold_out", ledger.DecisionNotStarted: "not_started",
 		ledger.DecisionEnded: "ended", ledger.DecisionPaused: "paused",
@@ -84,7 +87,7 @@ func newMetrics(reg prometheus.Registerer, a *Admitter) (*metrics, error) {
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{grabs, m.batchSize, m.scriptTime, m.unknownRuns, m.faults, waiting, inFlight, open} {
+	for _, c := range []prometheus.Collector{grabs, m.batchSize, m.grabTime, m.scriptTime, m.unknownRuns, m.faults, waiting, inFlight, open} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -92,24 +95,43 @@ func newMetrics(reg prometheus.Registerer, a *Admitter) (*metrics, error) {
 	return m, nil
 }
 
-func (m *metrics) answered(result Result, err error) {
+// answerCounts counts the answers of a batch, so that counters are touched once.
+type answerCounts struct {
+	decisions [ledger.DecisionPaused + 1]int
+	replayed  int
+}
+
+func (c *answerCounts) add(m *metrics, result *Result, err error) {
 	switch {
-	case err == nil && result.Replayed:
-		m.replayed.Inc()
-		return
-	case err == nil:
-		if counter := m.outcomes[result.Decision]; counter != nil {
-			counter.Inc()
-			return
+	case err != nil:
+		m.failed(err, 1)
+	case result.Replayed:
+		c.replayed++
+	default:
+		c.decisions[result.Decision]++
+	}
+}
+
+func (m *metrics) decided(c *answerCounts) {
+	for decision, n := range c.decisions {
+		if n > 0 {
+			m.outcomes[decision].Add(float64(n))
 		}
 	}
+	if c.replayed > 0 {
+		m.replayed.Add(float64(c.replayed))
+	}
+}
+
+// failed counts Grabs that end with an error.
+func (m *metrics) failed(err error, n int) {
 	for _, e := range m.errors {
 		if errors.Is(err, e.err) {
-			e.counter.Inc()
+			e.counter.Add(float64(n))
 			return
 		}
 	}
-	m.other.Inc()
+	m.other.Add(float64(n))
 }
 
 // partitionCollector shows the states of partitions at the time of a scrape.

@@ -89,9 +89,9 @@ func (p *partition) heard() { p.replied.Store(int64(time.Since(p.admitter.clock.
 // kept it busy.
 func (p *partition) tooLate(since time.Time) error {
 	if time.Since(since) >= silenceLeast && time.Duration(p.replied.Load()) < since.Sub(p.admitter.clock.start) {
-		return fmt.Errorf("%w: it answered nothing while the grab waited", ErrRedisUnreachable)
+		return errSilence
 	}
-	return fmt.Errorf("%w: it waited until its deadline", ErrOverloaded)
+	return errWaited
 }
 
 // refresh answers a reading that began at or after a time, so that it shows

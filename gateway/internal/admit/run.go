@@ -55,7 +55,7 @@ func (a *Admitter) run(b *batch) {
 		}
 		left := time.Until(b.deadline)
 		if left <= 0 {
-			b.giveUp(&u, p.tooLate(b.grabs[0].since))
+			b.giveUp(&u, p.tooLate(b.since))
 			return
 		}
 		v := p.view.Load()
@@ -68,7 +68,7 @@ func (a *Admitter) run(b *batch) {
 		notAfter := a.clock.now().Add(min(left, attemptWindow)).Truncate(time.Millisecond)
 		reply, err := a.call(b, v, notAfter)
 		if err == nil && reply.Status == ledger.AdmitOK {
-			b.answer(&u, reply)
+			b.answer(&u, &reply)
 			b.lane.saw(v.epoch, reply.LastSeq)
 			if u.open() && u.settles(reply.Now) {
 				u = unknown{} // whoever is left was late in this run and has no order
@@ -124,10 +124,7 @@ func (a *Admitter) run(b *batch) {
 func (a *Admitter) call(b *batch, v *view, notAfter time.Time) (ledger.AdmitReply, error) {
 	call := ledger.AdmitCall{
 		Partition: b.lane.partition.number, Epoch: v.epoch, SHA: v.sha, VoucherID: b.lane.voucherID,
-		Seen: b.lane.seenSeq(v.epoch), NotAfter: notAfter, Grabs: make([]ledger.Grab, len(b.grabs)),
-	}
-	for i, w := range b.grabs {
-		call.Grabs[i] = ledger.Grab{UserID: w.userID, Record: w.record}
+		Seen: b.lane.seenSeq(v.epoch), NotAfter: notAfter, Grabs: b.grabs,
 	}
 	sent := time.Now()
 	wait := sent.Add(attemptWindow + attemptGrace)
@@ -200,81 +197,6 @@ func (a *Admitter) judge(b *batch, reply ledger.AdmitReply, err error) judgement
 func neverSent(err error) bool {
 	var dial *net.OpError
 	return errors.As(err, &dial) && dial.Op == "dial"
-}
-
-// attend drops callers that have left, which is right only while no lost run
-// may have taken a unit for them, and tells whether anybody is left.
-func (b *batch) attend(lost bool) bool {
-	present := 0
-	for _, w := range b.grabs {
-		if !w.gone.Load() {
-			present++
-		}
-	}
-	if present == 0 {
-		return false
-	}
-	if !lost && present < len(b.grabs) {
-		kept := b.grabs[:0]
-		for _, w := range b.grabs {
-			if !w.gone.Load() {
-				kept = append(kept, w)
-			}
-		}
-		b.grabs = kept
-	}
-	return true
-}
-
-// answer answers all whom the reply settles and keeps the others.
-func (b *batch) answer(u *unknown, reply ledger.AdmitReply) {
-	refuses := !u.open() || u.settles(reply.Now)
-	kept := b.grabs[:0]
-	for i, w := range b.grabs {
-		answer := &reply.Answers[i]
-		switch answer.Decision {
-		case ledger.DecisionAdmitted, ledger.DecisionReplayed:
-			w.answer <- outcome{result: Result{
-				Decision: ledger.DecisionAdmitted, Replayed: answer.Decision == ledger.DecisionReplayed,
-				Order: answer.Order, State: answer.State, Durability: reply.Durability, DecidedAt: reply.Now,
-			}}
-			continue
-		case ledger.DecisionLate:
-		case ledger.DecisionFault:
-			// Running again would read the same. Where a run was lost, an order may
-			// lie behind the mark that cannot be read.
-			err := fmt.Errorf("%w: what it holds of user %d is no mark", ErrLedgerFault, w.userID)
-			b.lane.admitter.fault("fault", b.lane, err)
-			if u.open() {
-				err = fmt.Errorf("%w: an answer was lost and the user's mark cannot be read", ErrOutcomeUnknown)
-			}
-			w.answer <- outcome{err: err}
-			continue
-		case ledger.DecisionBusy:
-			if refuses {
-				w.answer <- outcome{err: ErrBusy}
-				continue
-			}
-		default:
-			if refuses {
-				w.answer <- outcome{result: Result{Decision: answer.Decision, DecidedAt: reply.Now}}
-				continue
-			}
-		}
-		kept = append(kept, w)
-	}
-	b.grabs = kept
-}
-
-// giveUp answers all who are left: with err only if nothing was taken.
-func (b *batch) giveUp(u *unknown, err error) {
-	if u.open() {
-		err = fmt.Errorf("%w: an answer was lost and no later one settled it", ErrOutcomeUnknown)
-	}
-	for _, w := range b.grabs {
-		w.answer <- outcome{err: err}
-	}
-	b.grabs = nil
 }
 
 // look reads the partition anew for a batch, within its deadline.

@@ -3,9 +3,11 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -29,17 +31,19 @@ const (
 
 // fault is what a caller is told of a fault: after a Grab also that nothing was
 // taken, which is no matter to one who only looks.
-type fault struct{ grab, look error }
+type fault struct {
+	grab, look error
+	encoded    []byte // grab, as a stream has it: a GrabError
+}
 
 // nothingTaken makes a fault after which a Grab has taken nothing.
 func nothingTaken(code codes.Code, reason seckillv1.ErrorReason, text string, retry time.Duration) fault {
-	return fault{
-		grab: rpcserver.Error(code, reason, text+"; nothing was taken", rpcserver.WithRetryAfter(retry)),
-		look: rpcserver.Error(code, reason, text, rpcserver.WithRetryAfter(retry)),
-	}
+	f := both(rpcserver.Error(code, reason, text+"; nothing was taken", rpcserver.WithRetryAfter(retry)))
+	f.look = rpcserver.Error(code, reason, text, rpcserver.WithRetryAfter(retry))
+	return f
 }
 
-func both(err error) fault { return fault{err, err} }
+func both(err error) fault { return fault{err, err, encodeError(streamedError(err))} }
 
 // Every status is made once: in bad moments thousands of callers get the same.
 var (
@@ -47,9 +51,12 @@ var (
 		"the voucher's sale is over and archived")
 	statusOrderNotFound = rpcserver.Error(codes.NotFound, seckillv1.ErrorReason_ERROR_REASON_ORDER_NOT_FOUND,
 		"the user has no such order")
-	faultStarting = nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
-		"the gateway has not found redis and its layout yet", retryLater)
+	statusTooManyGrabs = rpcserver.InvalidField("grabs", fmt.Sprintf("must be at most %d", maxMessage))
+	statusInternal     = rpcserver.Error(codes.Internal, seckillv1.ErrorReason_ERROR_REASON_INTERNAL, "internal error")
 )
+
+// errStarting: there is no backend yet.
+var errStarting = errors.New("gateway is starting")
 
 // faults in the order in which they are looked for. An unknown outcome comes
 // first: whatever else went wrong, the caller must hear of that.
@@ -74,31 +81,70 @@ var faults = []struct {
 		"redis cannot be reached or refused the call", retryLater)},
 	{admit.ErrLedgerFault, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_LEDGER_FAULT,
 		"the ledger answered something that it never should", retryFixed)},
+	{errStarting, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE,
+		"the gateway has not found redis and its layout yet", retryLater)},
 	{admit.ErrClosing, nothingTaken(codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN,
 		"the gateway is shutting down", retrySoon)},
 }
 
 // grabError is the status of an error of the backend in a Grab. One that is not
 // in the list becomes INTERNAL further out.
-func grabError(err error) error { return faultOf(err).grab }
+func grabError(err error) error {
+	if f := faultOf(err); f != nil {
+		return f.grab
+	}
+	return ownStatus(err)
+}
 
 // lookError is the same for a call that takes nothing.
-func lookError(err error) error { return faultOf(err).look }
+func lookError(err error) error {
+	if f := faultOf(err); f != nil {
+		return f.look
+	}
+	return ownStatus(err)
+}
 
-func faultOf(err error) fault {
-	for _, known := range faults {
-		if errors.Is(err, known.err) {
-			return known.fault
+func faultOf(err error) *fault {
+	for i := range faults {
+		if errors.Is(err, faults[i].err) {
+			return &faults[i].fault
 		}
 	}
+	return nil
+}
+
+func ownStatus(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return both(status.FromContextError(err).Err())
+		return status.FromContextError(err).Err()
 	}
-	return both(err)
+	return err
+}
+
+// streamedError is a status in the form that one Grab of a stream has it. An
+// error that is no status is INTERNAL, and its text stays here.
+func streamedError(err error) *seckillv1.GrabError {
+	st, ok := status.FromError(err)
+	if !ok || st.Code() == codes.OK || st.Code() == codes.Unknown {
+		st = status.Convert(statusInternal)
+	}
+	e := &seckillv1.GrabError{Code: int32(st.Code()), Message: st.Message()}
+	for _, d := range st.Details() {
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			e.Reason = seckillv1.ErrorReason(seckillv1.ErrorReason_value[d.GetReason()])
+		case *errdetails.RetryInfo:
+			e.RetryAfter = d.GetRetryDelay()
+		case *errdetails.BadRequest:
+			for _, v := range d.GetFieldViolations() {
+				e.FieldViolations = append(e.FieldViolations, &seckillv1.FieldViolation{Field: v.GetField(), Description: v.GetDescription()})
+			}
+		}
+	}
+	return e
 }
 
 var (
-	outcomes = map[ledger.Decision]seckillv1.Outcome{
+	outcomes = [...]seckillv1.Outcome{
 		ledger.DecisionAdmitted:   seckillv1.Outcome_OUTCOME_ADMITTED,
 		ledger.DecisionSoldOut:    seckillv1.Outcome_OUTCOME_SOLD_OUT,
 		ledger.DecisionNotStarted: seckillv1.Outcome_OUTCOME_NOT_STARTED,
@@ -109,7 +155,7 @@ var (
 		ledger.DurabilityStrict: seckillv1.Durability_DURABILITY_STRICT,
 		ledger.DurabilityFast:   seckillv1.Durability_DURABILITY_FAST,
 	}
-	markStates = map[ledger.MarkState]seckillv1.OrderState{
+	markStates = [256]seckillv1.OrderState{
 		ledger.MarkAdmitted:  seckillv1.OrderState_ORDER_STATE_PENDING,
 		ledger.MarkPersisted: seckillv1.OrderState_ORDER_STATE_PERSISTED,
 		ledger.MarkHeld:      seckillv1.OrderState_ORDER_STATE_HELD,
@@ -122,22 +168,26 @@ var (
 	}
 )
 
-func (s *Service) answerGrab(req *seckillv1.GrabRequest, result admit.Result) *seckillv1.GrabResponse {
+func (s *Service) answerGrab(userID int64, reference string, result *admit.Result) *seckillv1.GrabResponse {
 	if result.Decision != ledger.DecisionAdmitted {
 		return s.cache.refusal(outcomes[result.Decision], result.DecidedAt)
 	}
-	at := timestamppb.New(result.DecidedAt)
-	order := &seckillv1.Order{
-		OrderId: s.ids.Encode(result.Order), UserId: req.GetUserId(), VoucherId: result.Order.VoucherID,
-		State: markStates[result.State],
-	}
+	// One piece of memory for all of it.
+	a := &struct {
+		response seckillv1.GrabResponse
+		order    seckillv1.Order
+		at       timestamppb.Timestamp
+	}{}
+	a.at.Seconds, a.at.Nanos = result.DecidedAt.Unix(), int32(result.DecidedAt.Nanosecond())
+	o, r := &a.order, &a.response
+	o.OrderId, o.UserId, o.VoucherId = s.ids.Encode(result.Order), userID, result.Order.VoucherID
+	o.State = markStates[result.State]
 	if !result.Replayed {
-		order.AdmittedAt, order.Reference = at, req.GetReference()
+		o.AdmittedAt, o.Reference = &a.at, reference
 	}
-	return &seckillv1.GrabResponse{
-		Outcome: seckillv1.Outcome_OUTCOME_ADMITTED, Order: order, Replayed: result.Replayed,
-		Durability: durabilities[result.Durability], DecidedAt: at,
-	}
+	r.Outcome, r.Order, r.Replayed = seckillv1.Outcome_OUTCOME_ADMITTED, o, result.Replayed
+	r.Durability, r.DecidedAt = durabilities[result.Durability], &a.at
+	return r
 }
 
 // refusalCache keeps the last refusal of each outcome. Nearly all Grabs of a

@@ -1,5 +1,8 @@
 // Package rpc is the edge of the gateway: it validates a request, hands it on,
 // and shapes the answer. It decides nothing about a sale.
+//
+// service.go has the unary calls and what is checked, stream.go the streams,
+// answers.go what callers are told.
 package rpc
 
 import (
@@ -7,8 +10,10 @@ import (
 	"fmt"
 	"strconv"
 	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/metadata"
 
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
@@ -23,39 +28,67 @@ const maxReference = 64
 
 // Backend is what the service hands a valid request to.
 type Backend interface {
+	Submit(r admit.Receiver, grabs []*admit.Grab)
 	Grab(ctx context.Context, userID, voucherID int64, reference, traceparent string) (admit.Result, error)
 	Find(ctx context.Context, voucherID, userID, seq int64) (admit.Found, error)
+}
+
+// Options configures New. Zero durations take the defaults of rpcserver.
+type Options struct {
+	OrderIDs *orderid.Codec
+	// DefaultDeadline is the time for a Grab of a stream that brings none, and
+	// MaxDeadline the most that one may ask for, as a unary call has them.
+	DefaultDeadline, MaxDeadline time.Duration
+	// Draining is closed when streams shall end; nil is never.
+	Draining   <-chan struct{}
+	Registerer prometheus.Registerer // nil: no metrics
 }
 
 // Service is the SeckillService. Until Use it answers that Redis cannot be
 // reached, which is what the gateway is waiting for.
 type Service struct {
 	seckillv1.UnimplementedSeckillServiceServer
+	opts    Options
 	ids     *orderid.Codec
 	backend atomic.Pointer[Backend]
 	cache   refusalCache
+	streams streams
+	invalid prometheus.Counter
 }
 
-// New makes a Service that names orders by the codec.
-func New(ids *orderid.Codec) *Service { return &Service{ids: ids} }
+// New makes a Service.
+func New(o Options) (*Service, error) {
+	if o.DefaultDeadline == 0 {
+		o.DefaultDeadline = rpcserver.DefaultDeadline
+	}
+	if o.MaxDeadline == 0 {
+		o.MaxDeadline = rpcserver.DefaultMaxDeadline
+	}
+	s := &Service{opts: o, ids: o.OrderIDs}
+	if err := s.register(o.Registerer); err != nil {
+		return nil, fmt.Errorf("registering stream metrics: %w", err)
+	}
+	return s, nil
+}
 
 // Use sets the backend. It may be called while the service is serving.
 func (s *Service) Use(b Backend) { s.backend.Store(&b) }
 
 // Grab implements SeckillService.
 func (s *Service) Grab(ctx context.Context, req *seckillv1.GrabRequest) (*seckillv1.GrabResponse, error) {
-	if err := checkGrab(req); err != nil {
+	if err := checkGrab(req.GetUserId(), req.GetVoucherId(), req.GetReference()); err != nil {
+		s.invalid.Inc()
 		return nil, err
 	}
 	backend := s.backend.Load()
 	if backend == nil {
-		return nil, faultStarting.grab
+		return nil, grabError(errStarting)
 	}
 	result, err := (*backend).Grab(ctx, req.GetUserId(), req.GetVoucherId(), req.GetReference(), traceparent(ctx))
 	if err != nil {
 		return nil, grabError(err)
 	}
-	return s.answerGrab(req, result), nil
+	return s.answerGrab(req.GetUserId(), req.GetReference(), &result), nil
 }
 
 // GetOrder implements SeckillService.
@@ -72,7 +105,7 @@ func (s *Service) GetOrder(ctx context.Context, req *seckillv1.GetOrderRequest) 
 	}
 	backend := s.backend.Load()
 	if backend == nil {
-		return nil, faultStarting.look
+		return nil, lookError(errStarting)
 	}
 	found, err := (*backend).Find(ctx, at.VoucherID, req.GetUserId(), at.Seq)
 	if err != nil {
@@ -81,17 +114,17 @@ func (s *Service) GetOrder(ctx context.Context, req *seckillv1.GetOrderRequest) 
 	return s.answerGetOrder(req.GetUserId(), at, found)
 }
 
-func checkGrab(req *seckillv1.GrabRequest) error {
-	if req.GetUserId() > 0 && req.GetVoucherId() > 0 && len(req.GetReference()) <= maxReference && utf8.ValidString(req.GetReference()) {
+func checkGrab(userID, voucherID int64, reference string) error {
+	if userID > 0 && voucherID > 0 && len(reference) <= maxReference && utf8.ValidString(reference) {
 		return nil
 	}
 	var violations []rpcserver.FieldViolation
-	violations = checkID(violations, "user_id", req.GetUserId())
-	violations = checkID(violations, "voucher_id", req.GetVoucherId())
-	if n := len(req.GetReference()); n > maxReference {
+	violations = checkID(violations, "user_id", userID)
+	violations = checkID(violations, "voucher_id", voucherID)
+	if n := len(reference); n > maxReference {
 		violations = append(violations, rpcserver.FieldViolation{Field: "reference",
 			Description: fmt.Sprintf("must be at most %d bytes, has %d", maxReference, n)})
-	} else if !utf8.ValidString(req.GetReference()) {
+	} else if !utf8.ValidString(reference) {
 		violations = append(violations, rpcserver.FieldViolation{Field: "reference", Description: "must be valid UTF-8"})
 	}
 	return rpcserver.InvalidFields(violations)

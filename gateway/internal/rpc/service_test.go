@@ -34,13 +34,14 @@ const partitions = 8
 // edge is a gateway's edge on a real Redis, called over gRPC.
 type edge struct {
 	seckillv1.SeckillServiceClient
+	*port
 	redis   *devstack.Redis
 	client  rueidis.Client
 	service *Service
 	ids     *orderid.Codec
 }
 
-func newEdge(t *testing.T) *edge {
+func newEdge(t testing.TB, change ...func(*Options)) *edge {
 	t.Helper()
 	e := &edge{redis: devstack.TestRedis(t)}
 	e.client = ledgertest.Client(t, e.redis.Addr())
@@ -51,32 +52,76 @@ func newEdge(t *testing.T) *edge {
 	a, err := admit.New(admit.Config{Client: e.client, Partitions: partitions})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, a.Close(context.Background())) })
-	e.service = New(e.ids)
+	e.port = newPort(t)
+	options := Options{OrderIDs: e.ids, Draining: e.server.Draining()}
+	for _, c := range change {
+		c(&options)
+	}
+	e.service = newService(t, options)
 	e.service.Use(a)
-	e.SeckillServiceClient = serve(t, e.service)
+	e.serve(t, e.service)
+	e.SeckillServiceClient = seckillv1.NewSeckillServiceClient(e.dial(t))
 	return e
 }
 
-func serve(t *testing.T, s *Service) seckillv1.SeckillServiceClient {
+// port is a server on a port of its own.
+type port struct {
+	server *rpcserver.Server
+	stop   func() // begins the shutdown
+	done   chan error
+	run    func()
+}
+
+func newPort(t testing.TB) *port {
 	t.Helper()
 	server, err := rpcserver.New(rpcserver.Options{Addr: "127.0.0.1:0"})
 	require.NoError(t, err)
-	seckillv1.RegisterSeckillServiceServer(server.GRPC(), s)
 	require.NoError(t, server.Listen())
 	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx) }()
-	conn, err := grpc.NewClient(server.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		conn.Close()
-		stop()
-		require.NoError(t, <-done)
-	})
-	return seckillv1.NewSeckillServiceClient(conn)
+	p := &port{server: server, stop: stop, done: make(chan error, 1)}
+	p.run = func() { p.done <- server.Run(ctx); close(p.done) }
+	return p
 }
 
-func (e *edge) sell(t *testing.T, id, stock int64) ledger.Voucher {
+// serve serves until stop, at the latest until the end of the test.
+func (p *port) serve(t testing.TB, s *Service) {
+	seckillv1.RegisterSeckillServiceServer(p.server.GRPC(), s)
+	go p.run()
+	t.Cleanup(func() {
+		p.stop()
+		require.NoError(t, <-p.done)
+		require.Zero(t, s.streams.open.Load())
+		require.Eventually(t, func() bool { return s.streams.owed.Load() == 0 }, patience, time.Millisecond, "a stream that ended is owed nothing")
+	})
+}
+
+func (p *port) dial(t testing.TB, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(p.server.Addr(), options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func newService(t testing.TB, o Options) *Service {
+	t.Helper()
+	s, err := New(o)
+	require.NoError(t, err)
+	return s
+}
+
+func serve(t testing.TB, s *Service) seckillv1.SeckillServiceClient {
+	t.Helper()
+	p := newPort(t)
+	p.serve(t, s)
+	return seckillv1.NewSeckillServiceClient(p.dial(t))
+}
+
+// patience bounds what must happen soon; a test that waits that long has failed.
+const patience = 20 * time.Second
+
+func (e *edge) sell(t testing.TB, id, stock int64) ledger.Voucher {
 	t.Helper()
 	v := ledgertest.Voucher(partitions, id, stock)
 	ledgertest.Sell(t, e.client, v)
@@ -161,7 +206,7 @@ func TestGrab_Refusals(t *testing.T) {
 }
 
 func TestGrab_Validation(t *testing.T) {
-	client := serve(t, New(nil)) // nothing of it may reach a backend
+	client := serve(t, newService(t, Options{})) // nothing of it may reach a backend
 	for name, c := range map[string]struct {
 		request *seckillv1.GrabRequest
 		fields  []string
@@ -185,7 +230,7 @@ func TestGrab_Validation(t *testing.T) {
 }
 
 func TestGetOrder_Validation(t *testing.T) {
-	client := serve(t, New(nil))
+	client := serve(t, newService(t, Options{}))
 	for name, c := range map[string]struct {
 		request *seckillv1.GetOrderRequest
 		fields  []string
@@ -285,7 +330,7 @@ func TestGrab_PausedRedisIsTypedBeforeTheDeadline(t *testing.T) {
 func TestService_BeforeRedisIsFound(t *testing.T) {
 	ids, err := orderid.New(orderid.Key{})
 	require.NoError(t, err)
-	client := serve(t, New(ids))
+	client := serve(t, newService(t, Options{OrderIDs: ids}))
 	_, err = client.Grab(t.Context(), &seckillv1.GrabRequest{UserId: 1, VoucherId: 1})
 	requireStatus(t, err, codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_REDIS_UNREACHABLE)
 	require.Contains(t, err.Error(), "nothing was taken")
