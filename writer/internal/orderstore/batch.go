@@ -40,9 +40,20 @@ func newBatch(orders []Order) *batch {
 	return b
 }
 
+// left is how many orders have no verdict yet.
+func (b *batch) left() int {
+	n := 0
+	for i := range b.verdicts {
+		if b.verdicts[i].Kind == Undecided {
+			n++
+		}
+	}
+	return n
+}
+
 // undecided returns the orders that have no verdict yet.
 func (b *batch) undecided() []int {
-	var list []int
+	list := make([]int, 0, b.left())
 	for i := range b.orders {
 		if b.verdicts[i].Kind == Undecided {
 			list = append(list, i)
@@ -57,6 +68,53 @@ func (b *batch) undecided() []int {
 // the unique index, and then those of the vouchers, in one order.
 func (b *batch) wave() []int {
 	picked := b.undecided()
+	sorted := slices.Clone(picked)
+	b.sortByBuyer(sorted)
+	if len(b.short) == 0 && b.distinct(picked, sorted) {
+		return sorted
+	}
+	picked = b.firsts(picked)
+	b.sortByBuyer(picked)
+	return picked
+}
+
+func (b *batch) sortByBuyer(picked []int) {
+	slices.SortFunc(picked, func(i, j int) int {
+		x, y := &b.orders[i], &b.orders[j]
+		return cmp.Or(cmp.Compare(x.VoucherID, y.VoucherID), cmp.Compare(x.UserID, y.UserID))
+	})
+}
+
+// distinct tells whether no two orders share a position or a buyer, as is nearly
+// always so: by looking at neighbours, not by a map of a thousand keys. It is
+// given the orders as they came and as sorted by buyer.
+func (b *batch) distinct(picked, byBuyer []int) bool {
+	for k := 1; k < len(byBuyer); k++ {
+		if buyerOf(&b.orders[byBuyer[k-1]]) == buyerOf(&b.orders[byBuyer[k]]) {
+			return false
+		}
+	}
+	byPosition := func(i, j int) int { return comparePositions(b.orders[i].Position, b.orders[j].Position) }
+	// Of one voucher they mostly come in the order of their seq.
+	if !slices.IsSortedFunc(picked, byPosition) {
+		picked = slices.Clone(picked)
+		slices.SortFunc(picked, byPosition)
+	}
+	for k := 1; k < len(picked); k++ {
+		if b.orders[picked[k-1]].Position == b.orders[picked[k]].Position {
+			return false
+		}
+	}
+	return true
+}
+
+func comparePositions(x, y orderid.Position) int {
+	return cmp.Or(cmp.Compare(x.VoucherID, y.VoucherID), cmp.Compare(x.Epoch, y.Epoch), cmp.Compare(x.Seq, y.Seq))
+}
+
+// firsts keeps, of orders that share a position or a buyer, the first, and of
+// groups that are short of stock no more than that.
+func (b *batch) firsts(picked []int) []int {
 	if len(b.short) > 0 {
 		// Scarce units go by seq.
 		slices.SortStableFunc(picked, func(i, j int) int { return cmp.Compare(b.orders[i].Seq, b.orders[j].Seq) })
@@ -78,19 +136,24 @@ func (b *batch) wave() []int {
 		return false
 	})
 	clear(b.short)
-	slices.SortFunc(picked, func(i, j int) int {
-		x, y := &b.orders[i], &b.orders[j]
-		return cmp.Or(cmp.Compare(x.VoucherID, y.VoucherID), cmp.Compare(x.UserID, y.UserID))
-	})
 	return picked
 }
 
 // groups splits orders by voucher and epoch, in that order.
 func (b *batch) groups(picked []int) ([]group, map[group][]int) {
 	members := make(map[group][]int)
-	for _, i := range picked {
-		g := groupOf(&b.orders[i])
-		members[g] = append(members[g], i)
+	for len(picked) > 0 {
+		// Neighbours are mostly of one group.
+		g, n := groupOf(&b.orders[picked[0]]), 1
+		for n < len(picked) && groupOf(&b.orders[picked[n]]) == g {
+			n++
+		}
+		if list, ok := members[g]; ok {
+			members[g] = append(list, picked[:n]...)
+		} else {
+			members[g] = picked[:n:n]
+		}
+		picked = picked[n:]
 	}
 	keys := make([]group, 0, len(members))
 	for g := range members {

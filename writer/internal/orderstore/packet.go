@@ -135,8 +135,6 @@ func rowLength(numbers int, texts ...int) int {
 	return size
 }
 
-func (r orderRow) maxLength() int { return rowLength(5, len(r.Reference)) }
-
 func (r updateRow) maxLength() int { return rowLength(7, len(r.Verdict)) }
 
 func (r outcomeInsert) maxLength() int {

@@ -42,7 +42,8 @@ SELECT seq, user_id, kind, standing_epoch, standing_seq FROM order_outcomes
 WHERE voucher_id = ? AND epoch = ? AND seq IN ?`
 )
 
-// orderRow is a row of orders as it is inserted; persisted_at is the database's.
+// orderRow is a row of orders, where one alone is inserted; persisted_at is the
+// database's.
 type orderRow struct {
 	VoucherID  int64 `gorm:"primaryKey;autoIncrement:false"`
 	Epoch      int64 `gorm:"primaryKey;autoIncrement:false"`
@@ -70,7 +71,7 @@ func (orderRow) TableName() string { return "orders" }
 func (s *Store) Persist(ctx context.Context, orders []Order) ([]Verdict, error) {
 	b := newBatch(orders)
 	idle := 0
-	for left := len(b.undecided()); left > 0; {
+	for left := b.left(); left > 0; {
 		if idle == maxIdleRounds {
 			return b.verdicts, fmt.Errorf("persisting orders: %w: %d of %d stay undecided, others keep changing what is read back",
 				ErrTransient, left, len(orders))
@@ -79,7 +80,7 @@ func (s *Store) Persist(ctx context.Context, orders []Order) ([]Verdict, error) 
 			return b.verdicts, s.transientError("persisting orders", err)
 		}
 		before := left
-		if left = len(b.undecided()); left == before {
+		if left = b.left(); left == before {
 			idle++
 		} else {
 			idle = 0
@@ -194,19 +195,10 @@ func (e *endedError) Error() string {
 
 // commitOrders inserts the orders and takes their units, all or nothing.
 func (s *Store) commitOrders(ctx context.Context, b *batch, wave []int) error {
-	rows := make([]orderRow, len(wave))
-	for k, i := range wave {
-		o := &b.orders[i]
-		rows[k] = orderRow{
-			VoucherID: o.VoucherID, Epoch: o.Epoch, Seq: o.Seq,
-			UserID: o.UserID, Reference: o.Reference,
-			AdmittedAt: o.AdmittedAt.UTC().Truncate(time.Millisecond),
-		}
-	}
 	return s.inTx(ctx, func(tx *gorm.DB) error {
 		// No IGNORE and no upsert: both hide a clash of the other key, and the
 		// order would be acknowledged with nothing stored.
-		if err := insertRows(tx, rows); err != nil {
+		if err := insertOrders(tx, b.orders, wave); err != nil {
 			return &insertError{err}
 		}
 		keys, members := b.groups(wave)
@@ -227,6 +219,9 @@ func (s *Store) commitOrders(ctx context.Context, b *batch, wave []int) error {
 			outcomes, err := readOutcomes(tx, g, b.seqs(members[g]))
 			if err != nil {
 				return err
+			}
+			if len(outcomes) == 0 {
+				continue
 			}
 			for _, i := range members[g] {
 				if o, ok := outcomes[b.orders[i].Seq]; ok {

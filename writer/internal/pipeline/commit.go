@@ -67,20 +67,22 @@ func (p *Pipeline) bring(working, stopping context.Context, batch []work) {
 		return
 	}
 	entries := make([]ledger.Entry, len(batch))
-	byVoucher := map[int64][]work{}
 	for i, w := range batch {
 		entries[i] = w.entry
-		byVoucher[w.entry.VoucherID] = append(byVoucher[w.entry.VoucherID], w)
 	}
 	err := p.bringAll(working, stopping, entries)
-	if errors.Is(err, errSlow) && len(byVoucher) > 1 {
+	if errors.Is(err, errSlow) {
+		byVoucher := map[int64][]work{}
+		for _, w := range batch {
+			byVoucher[w.entry.VoucherID] = append(byVoucher[w.entry.VoucherID], w)
+		}
+		if len(byVoucher) == 1 {
+			p.parking.park(batch)
+			return
+		}
 		for _, of := range byVoucher {
 			p.bring(working, stopping, of)
 		}
-		return
-	}
-	if errors.Is(err, errSlow) {
-		p.parking.park(batch)
 		return
 	}
 	if err != nil {
@@ -122,7 +124,7 @@ func (p *Pipeline) drop(w work) { p.readers[w.entry.Partition].drop(w) }
 func (p *Pipeline) persist(working, stopping context.Context, entries []ledger.Entry) ([]orderstore.Verdict, error) {
 	orders := make([]orderstore.Order, 0, p.BatchMax+ledger.MaxBatch)
 	var verdicts []orderstore.Verdict
-	var at []int // where the verdict of each order that is written belongs
+	at := make([]int, 0, cap(orders)) // where the verdict of each order that is written belongs
 	var held []orderstore.Held
 	var heldAt []int
 	raw := make([][]byte, 0, cap(orders))

@@ -14,7 +14,7 @@ type metrics struct {
 	read, reclaimed, settled                              prometheus.Counter
 	lostEntries, unknownVersions, held, released, noToken prometheus.Counter
 	readErrors, transient, settleFaults, strangers        prometheus.Counter
-	verdicts                                              *prometheus.CounterVec
+	verdicts                                              [orderstore.Ended + 1]prometheus.Counter // by kind
 	available, parked                                     prometheus.Gauge
 	batch, transaction, admitToPersist                    prometheus.Histogram
 }
@@ -40,8 +40,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		readErrors:      counter("read_errors_total", "Failed reads and takeovers."),
 		transient:       counter("transient_errors_total", "Transactions that the database could not decide and that ran again."),
 		settleFaults:    counter("settle_faults_total", "Settlements that the ledger refused. Must stay 0."),
-		verdicts: with.NewCounterVec(prometheus.CounterOpts{Namespace: "seckill", Subsystem: "writer", Name: "orders_total",
-			Help: "Orders by verdict. All but persisted must stay 0 in a healthy sale."}, []string{"verdict"}),
 		available: with.NewGauge(prometheus.GaugeOpts{Namespace: "seckill", Subsystem: "writer", Name: "database_available",
 			Help: "1 while this writer can write, 0 during an outage of the database. Alert when 0."}),
 		parked: with.NewGauge(prometheus.GaugeOpts{Namespace: "seckill", Subsystem: "writer", Name: "parked_entries",
@@ -52,10 +50,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		admitToPersist: histogram("admit_to_persist_seconds", "Time from an entry's admission, by the Redis clock, to its commit, by this writer's.",
 			[]float64{.005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 300}),
 	}
+	verdicts := with.NewCounterVec(prometheus.CounterOpts{Namespace: "seckill", Subsystem: "writer", Name: "orders_total",
+		Help: "Orders by verdict. All but persisted must stay 0 in a healthy sale."}, []string{"verdict"})
 	// Every verdict is there from the start, so that the first one of a bad kind
 	// is a rise.
 	for kind := range orderstore.Ended + 1 {
-		m.verdicts.WithLabelValues(kind.String())
+		m.verdicts[kind] = verdicts.WithLabelValues(kind.String())
 	}
 	m.available.Set(1)
 	return m

@@ -51,7 +51,7 @@ func (p *Pipeline) judge(entry ledger.Entry, verdicts []orderstore.Verdict) (led
 			p.Logger.Error("order left pending", telemetry.KeyVoucherID, order.VoucherID, telemetry.KeyEpoch, order.Epoch,
 				telemetry.KeySeq, order.Seq, telemetry.KeyEntryID, entry.ID, telemetry.KeyReason, verdict.Kind.String(), telemetry.KeyErr, verdict.Err)
 		}
-		p.metrics.verdicts.WithLabelValues(verdict.Kind.String()).Inc()
+		p.metrics.verdicts[verdict.Kind].Inc()
 		settlement.Orders[i] = settled
 	}
 	return settlement, complete
