@@ -22,7 +22,7 @@ import (
 
 // connection says where the services are and how they are called.
 type connection struct {
-	Gateway string        `env:"SECKILL_GATEWAY" default:"127.0.0.1:7070" help:"Address of a gateway, for grab and get-order."`
+	Gateway string        `env:"SECKILL_GATEWAY" default:"127.0.0.1:7070" help:"Address of a gateway, for grab, get-order and load; load takes several, with commas between."`
 	Writer  string        `env:"SECKILL_WRITER" default:"127.0.0.1:7071" help:"Address of a writer, for everything else."`
 	Timeout time.Duration `env:"SECKILL_CTL_TIMEOUT" default:"10s" help:"Most time for one call, and for each page of a list however often it is asked for. Resolving dead letters by a filter takes as long as it takes."`
 	Output  string        `env:"SECKILL_CTL_OUTPUT" enum:"text,json" default:"text" help:"Form of answers: text or json."`

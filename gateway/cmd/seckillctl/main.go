@@ -4,7 +4,7 @@
 //
 // Read in this order: main.go (commands), connect.go (flags and connections),
 // fault.go (how an error reads), print.go (how an answer reads); then
-// vouchers.go, orders.go, backlog.go and deadletters.go (the commands).
+// vouchers.go, orders.go, backlog.go, deadletters.go and load.go (the commands).
 package main
 
 import (
@@ -51,6 +51,7 @@ type commands struct {
 
 	Grab     grabCommand     `cmd:"" help:"Grab a unit for a user, as a caller of the gateway would."`
 	GetOrder getOrderCommand `cmd:"" name:"get-order" help:"Show a user's order as the ledger has it, as a caller would see it."`
+	Load     loadCommand     `cmd:"" help:"Load gateways with Grabs and measure. Takes real units."`
 
 	Version kong.VersionFlag `help:"Print the version and exit."`
 }
