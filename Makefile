@@ -32,7 +32,7 @@ TOOL_INSTALL := GOBIN=$(DEV)/bin GOWORK=off GOFLAGS=-mod=mod $(GO) install
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## sell out 10,000 units on a private stack, kill a writer in the middle, prove the books
@@ -122,8 +122,12 @@ $(STATICCHECK):
 	@mv $(DEV)/bin/staticcheck $@
 
 .PHONY: bench
-bench: ## measure the system (not there yet)
-	@echo "make bench: the benchmarks are not there yet"
+bench: ## measure everything beside the tutorial's stages and the bare limits, in one go (up to 15 minutes)
+	@$(GO) run ./tests/bench $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: ## the same, once and shortly (under 3 minutes)
+	@$(GO) run ./tests/bench --quick $(ARGS)
 
 .PHONY: ci
 ci: ## what continuous integration runs: lint, test, test-fleet, test-mysql, demo

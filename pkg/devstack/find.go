@@ -233,6 +233,13 @@ func programCommand(path string, args ...string) (program string, withArgs []str
 	return path, args
 }
 
+// ToolOptions is how StartProcess starts a tool that lies beside a server, such
+// as redis-benchmark: with the libraries that were fetched with it.
+func ToolOptions(path string, args ...string) ProcessOptions {
+	program, args := programCommand(path, args...)
+	return ProcessOptions{Name: filepath.Base(path), Path: program, Args: args, Env: programEnv(path)}
+}
+
 func ownLoader(path string) string {
 	root := unpackedRoot(path)
 	if root == "" {

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
+
+	"github.com/seckill/seckill/tests/bench/baseline"
+	"github.com/seckill/seckill/tests/bench/limits"
+)
+
+const (
+	// wholeBound is the bound on orders in flight where a stream is filled first.
+	wholeBound = 10_000_000
+	// The writer's defaults, which the plain INSERTs use as well.
+	writerBatch, writerCommitters = 1000, 3
+	// tutorialDatabase holds the tutorial's tables, rawDatabase those of the plain
+	// INSERTs.
+	tutorialDatabase, rawDatabase = "tutorial", "plain"
+)
+
+// wholeVoucher opens a voucher on the whole stack and stops the writer.
+func (b *bench) wholeVoucher(ctx context.Context, total int64) (int64, error) {
+	s := b.rig.whole
+	if s.writer == nil {
+		if err := s.startWriter(ctx, wholeBound); err != nil {
+			return 0, err
+		}
+	}
+	voucher, err := s.open(ctx, total)
+	if err != nil {
+		return 0, err
+	}
+	return voucher, s.stopWriter()
+}
+
+// measureDrain measures how fast a writer brings a full stream into the
+// database, beside plain INSERTs into the same table, and beside the tutorial's
+// consumer on its own stream and tables, on the same servers.
+func measureDrain(ctx context.Context, b *bench) error {
+	s := b.rig.whole
+	voucher, err := b.wholeVoucher(ctx, b.fill)
+	if err != nil {
+		return err
+	}
+	if err := b.fillStream(ctx, s, voucher, b.fill); err != nil {
+		return err
+	}
+	if err := b.drain(ctx, s, voucher); err != nil {
+		return err
+	}
+	if err := s.stopWriter(); err != nil {
+		return err
+	}
+	if err := b.database(ctx, s, rawDatabase); err != nil {
+		return err
+	}
+	clock, err := startCPU(map[string]int{"database": s.Database.Pid()})
+	if err != nil {
+		return err
+	}
+	took, err := limits.Insert{
+		DSN: s.Database.DSN(rawDatabase), From: "seckill", VoucherID: voucher, Rows: b.fill, Batch: writerBatch, Connections: writerCommitters,
+	}.Run(ctx)
+	if err != nil {
+		return err
+	}
+	each, err := clock.used(b.fill)
+	if err != nil {
+		return err
+	}
+	b.results.record("raw_insert_per_second", float64(b.fill)/took.Seconds())
+	b.recordCPU("raw_insert", each)
+	return b.drainStage3(ctx, s)
+}
+
+// drain starts a writer on a full stream and measures from its first settled
+// orders to the last: its start is no part of it.
+func (b *bench) drain(ctx context.Context, s *side, voucher int64) error {
+	if err := s.startWriter(ctx, wholeBound); err != nil {
+		return err
+	}
+	var began time.Time
+	var first int64
+	var clock *cpuClock
+	if err := await(ctx, "the writer to drain the stream", func() (bool, error) {
+		books, err := s.Ledger(ctx, voucher)
+		if err != nil {
+			return false, err
+		}
+		settled := books.Seq - books.InFlight()
+		if began.IsZero() && settled > 0 {
+			if clock, err = startCPU(s.pids()); err != nil {
+				return false, err
+			}
+			began, first = time.Now(), settled
+		}
+		return books.InFlight() == 0, nil
+	}); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	if first > b.fill/2 {
+		return fmt.Errorf("half of the stream was drained before the first look")
+	}
+	each, err := clock.used(b.fill - first)
+	if err != nil {
+		return err
+	}
+	b.results.record("drain_per_second", float64(b.fill-first)/took.Seconds())
+	b.recordCPU("drain", each)
+	return b.proven(ctx, s, voucher)
+}
+
+// proven fails where the books of a voucher are not proven.
+func (b *bench) proven(ctx context.Context, s *side, voucher int64) error {
+	return await(ctx, fmt.Sprintf("the books of voucher %d to be proven", voucher), func() (bool, error) {
+		books, err := s.Books(ctx, voucher)
+		if err != nil {
+			return false, err
+		}
+		if books.GetVerdict() == seckillv1.BooksVerdict_BOOKS_VERDICT_VIOLATED {
+			return false, fmt.Errorf("books violated: %v", books.GetViolations())
+		}
+		return books.GetVerdict() == seckillv1.BooksVerdict_BOOKS_VERDICT_PROVEN, nil
+	})
+}
+
+// database makes a database once.
+func (b *bench) database(ctx context.Context, s *side, name string) error {
+	if b.databases[name] {
+		return nil
+	}
+	b.databases[name] = true
+	return s.Database.CreateDatabase(ctx, name)
+}
+
+// tutorialVoucherFor makes a voucher of the tutorial on the whole stack, in
+// Redis and in the database.
+func (b *bench) tutorialVoucherFor(ctx context.Context, s *side, stock int64) (int64, error) {
+	if err := b.database(ctx, s, tutorialDatabase); err != nil {
+		return 0, err
+	}
+	db, err := openTutorial(s)
+	if err != nil {
+		return 0, err
+	}
+	defer db.Close()
+	b.tutorialVoucher++
+	if err := baseline.Prepare(ctx, db, b.tutorialVoucher, stock); err != nil {
+		return 0, err
+	}
+	return b.tutorialVoucher, baseline.Stock(ctx, s.Client(), b.tutorialVoucher, stock)
+}
+
+// drainStage3 fills the tutorial's stream with its own script and lets its
+// consumer empty it.
+func (b *bench) drainStage3(ctx context.Context, s *side) error {
+	voucher, err := b.tutorialVoucherFor(ctx, s, b.stageFill)
+	if err != nil {
+		return err
+	}
+	client := s.Client()
+	sha, err := client.Do(ctx, client.B().ScriptLoad().Script(baseline.AdmitScript()).Build()).ToString()
+	if err != nil {
+		return err
+	}
+	commands := make([]rueidis.Completed, 0, b.stageFill)
+	for user := range b.stageFill {
+		id := strconv.FormatInt(voucher<<32|(user+1), 10)
+		commands = append(commands, client.B().Evalsha().Sha1(sha).Numkeys(0).Arg(strconv.FormatInt(voucher, 10), strconv.FormatInt(user+1, 10), id).Build())
+	}
+	for _, answer := range client.DoMulti(ctx, commands...) {
+		if n, err := answer.AsInt64(); err != nil || n != 0 {
+			return fmt.Errorf("filling the tutorial's stream: answer %d: %w", n, err)
+		}
+	}
+	db, err := openTutorial(s)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	stage, err := startStage(ctx, s, baseline.StageStream)
+	if err != nil {
+		return err
+	}
+	defer stage.Kill()
+	var began time.Time
+	var first, rows int64
+	if err := await(ctx, "the tutorial's consumer to drain its stream", func() (bool, error) {
+		if err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM tb_voucher_order WHERE voucher_id = ?", voucher).Scan(&rows); err != nil {
+			return false, err
+		}
+		if began.IsZero() && rows > 0 {
+			began, first = time.Now(), rows
+		}
+		return rows == b.stageFill, nil
+	}); err != nil {
+		return fmt.Errorf("%w\n%s", err, stage.Output())
+	}
+	b.results.record("stage3_drain_per_second", float64(b.stageFill-first)/time.Since(began).Seconds())
+	return client.Do(ctx, client.B().Unlink().Key("stream.orders").Build()).Error()
+}
