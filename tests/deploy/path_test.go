@@ -118,7 +118,7 @@ func TestDeployedUsers_CarryAnOrderTheWholePath(t *testing.T) {
 		}, patience, 50*time.Millisecond)
 	}
 	proven()
-	metricsOfTheDocuments(ctx, t, admins["writer"])
+	metricsOfTheDocuments(ctx, t, admins["writer"], admins["gateway"])
 	_, err = vouchers.PauseVoucher(ctx, &seckillv1.PauseVoucherRequest{VoucherId: id})
 	require.NoError(t, err)
 	_, err = vouchers.ResumeVoucher(ctx, &seckillv1.ResumeVoucherRequest{VoucherId: id})
@@ -145,17 +145,21 @@ func TestDeployedUsers_CarryAnOrderTheWholePath(t *testing.T) {
 	}
 }
 
-// metricsOfTheDocuments requires that a writer that has written shows every metric
-// that the documents name.
-func metricsOfTheDocuments(ctx context.Context, t *testing.T, admin string) {
+// metricsOfTheDocuments requires that a writer that has written, and a gateway that
+// has admitted, show every metric that the documents name.
+func metricsOfTheDocuments(ctx context.Context, t *testing.T, admins ...string) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/metrics", nil)
-	require.NoError(t, err)
-	response, err := http.DefaultClient.Do(request)
-	require.NoError(t, err)
-	defer response.Body.Close()
-	page, err := io.ReadAll(response.Body)
-	require.NoError(t, err)
+	var pages strings.Builder
+	for _, admin := range admins {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/metrics", nil)
+		require.NoError(t, err)
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		defer response.Body.Close()
+		_, err = io.Copy(&pages, response.Body)
+		require.NoError(t, err)
+	}
+	page := pages.String()
 	// A gauge of what is wrong has no line while all is well.
 	source := read(t, "writer/internal/guardian/metrics.go")
 	alarm := map[string]bool{}
@@ -163,7 +167,7 @@ func metricsOfTheDocuments(ctx context.Context, t *testing.T, admin string) {
 		alarm["seckill_"+found[1]+"_"+found[2]] = true
 	}
 	shown := func(name string) bool {
-		return alarm[name] || strings.Contains(string(page), "\n# TYPE "+name+" ")
+		return alarm[name] || strings.Contains(page, "\n# TYPE "+name+" ")
 	}
 	for _, document := range documents(t) {
 		if document == "CHANGELOG.md" { // which also names what is gone
