@@ -209,6 +209,18 @@ func TestAdmit_BoundsOrdersInFlight(t *testing.T) {
 	require.Equal(t, []Decision{DecisionBusy}, decisions(b.admit(8)))
 }
 
+// More are in flight than may be where the bound was lowered. That hides nothing
+// either.
+func TestAdmit_SoldOutComesBeforeBusyWhereMoreAreInFlightThanTheBound(t *testing.T) {
+	b := newBook(t, 3)
+	b.admit(1, 2, 3)
+	b.must("HSET", b.keys()["meta"], "bound", "1")
+	require.Equal(t, []Decision{DecisionSoldOut, DecisionReplayed, DecisionSoldOut}, decisions(b.admit(4, 1, 5)))
+	b.voucher.Opening = 4
+	b.apply(VoucherOpen)
+	require.Equal(t, []Decision{DecisionBusy, DecisionReplayed, DecisionBusy}, decisions(b.admit(4, 1, 5)))
+}
+
 func TestAdmit_AnswersForTheWholeBatch(t *testing.T) {
 	type setting struct {
 		name   string

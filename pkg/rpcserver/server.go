@@ -37,7 +37,8 @@ const (
 	// DefaultMaxConcurrentStreams bounds the calls in flight on one connection.
 	// 1024 is four full batches of 256 Grabs, all that one voucher has in flight
 	// at once; more would only wait inside the server instead of in the client.
-	// Together with DefaultMaxRecvBytes one connection can pin at most 64 MiB.
+	// With a message of DefaultMaxRecvBytes and a window of streamWindow each, one
+	// connection can pin at most 128 MiB.
 	DefaultMaxConcurrentStreams = 1024
 	// DefaultMaxRecvBytes bounds one request. The largest real one is a few
 	// hundred bytes (a Grab with a reference of 64 bytes and trace context), so
@@ -64,6 +65,14 @@ const (
 	stopTimeout = time.Second
 	// Metadata of one call: trace context and a token.
 	maxHeaderBytes = 16 << 10
+	// What a client may send on a stream before it is read: as much as one message.
+	// Left to itself grpc-go raises this to 16 MiB for every stream of a connection
+	// that is fast and far enough, and a handler that reads no more would hold
+	// nothing back.
+	streamWindow = 64 << 10
+	// The same for a connection. It pins nothing, since it is refilled as data
+	// arrives; it only bounds the speed, to 1 MiB a round trip.
+	connWindow = 1 << 20
 )
 
 // handlingBuckets reach from a refusal answered in memory to MaxDeadline.
@@ -183,6 +192,8 @@ func New(o Options) (*Server, error) {
 		grpc.MaxConcurrentStreams(o.MaxConcurrentStreams),
 		grpc.MaxRecvMsgSize(o.MaxRecvBytes),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
 		grpc.ConnectionTimeout(connectionTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: clientPingMinTime, PermitWithoutStream: true,

@@ -25,10 +25,16 @@ type certificates struct {
 
 	mu      sync.Mutex
 	stamp   stamp       // of the files that config was made of
+	read    time.Time   // when they were last read
 	refused stamp       // the last stamp that could not be loaded
 	problem string      // why, as last logged
 	config  *tls.Config // never changed, only replaced
 }
+
+// stampAge is how old files must be when they are read for their stamps to tell
+// of any later change: file systems keep times in steps, of milliseconds up to
+// two seconds, and what changes twice within a step looks unchanged.
+const stampAge = 2 * time.Second
 
 type stamp [3]fileStamp
 
@@ -39,6 +45,7 @@ type fileStamp struct {
 
 func newTLS(s Settings, log *slog.Logger) (credentials.TransportCredentials, error) {
 	c := &certificates{certFile: s.TLSCertFile, keyFile: s.TLSKeyFile, clientCAFile: s.TLSClientCAFile, log: log}
+	c.read = time.Now()
 	found, err := c.readStamp()
 	if err == nil {
 		c.config, err = c.load()
@@ -59,9 +66,10 @@ func (c *certificates) current() *tls.Config {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, err := c.readStamp()
-	if err == nil && (s == c.stamp || s == c.refused) {
+	if err == nil && (s == c.stamp || s == c.refused) && s.newest().Add(stampAge).Before(c.read) {
 		return c.config
 	}
+	c.read = time.Now()
 	// The stamp is older than what load reads: if a file changes in between, the
 	// next handshake sees another stamp and loads again.
 	var config *tls.Config
@@ -76,9 +84,20 @@ func (c *certificates) current() *tls.Config {
 		c.refused = s
 		return c.config
 	}
+	if s != c.stamp {
+		c.log.Info("rpc TLS files loaded again")
+	}
 	c.stamp, c.refused, c.problem, c.config = s, stamp{}, "", config
-	c.log.Info("rpc TLS files loaded again")
 	return c.config
+}
+
+func (s stamp) newest() (t time.Time) {
+	for _, f := range s {
+		if f.modified.After(t) {
+			t = f.modified
+		}
+	}
+	return t
 }
 
 func (c *certificates) readStamp() (s stamp, err error) {

@@ -9,7 +9,6 @@ package main
 
 import (
 	"os"
-	"runtime/debug"
 
 	"github.com/alecthomas/kong"
 
@@ -26,16 +25,8 @@ type commands struct {
 	Version     kong.VersionFlag `help:"Print the version and exit."`
 }
 
-// gcPercent lets the heap grow to five times what lives before it is collected.
-// Nearly all that a gateway allocates lives for one call, and what lives is some
-// tens of MB: with the default of Go a tenth of its CPU went into collections.
-// GOGC, if set, is what counts; GOMEMLIMIT bounds the heap either way.
-const gcPercent = 400
-
 func main() {
-	if _, set := os.LookupEnv("GOGC"); !set {
-		debug.SetGCPercent(gcPercent)
-	}
+	command.TuneGC()
 	os.Exit(execute(os.Args[1:], command.Streams{Out: os.Stdout, Err: os.Stderr}))
 }
 

@@ -426,6 +426,34 @@ func TestGateway_ReflectionMetricsAndSettings(t *testing.T) {
 	require.Contains(t, p.Output(), "gateway stopped")
 }
 
+// The garbage collector runs as rarely as a gateway wants it, or as the
+// environment says.
+func TestGateway_CollectsGarbageAsTheEnvironmentSays(t *testing.T) {
+	key, _ := keyFile(t)
+	for gogc, want := range map[string]string{"": "400", "70": "70"} {
+		if gogc == "" {
+			t.Setenv("GOGC", "") // so that it is put back
+			require.NoError(t, os.Unsetenv("GOGC"))
+		} else {
+			t.Setenv("GOGC", gogc)
+		}
+		p := start(t, "127.0.0.1:1", key)
+		var text string
+		require.Eventually(t, func() bool {
+			response, err := http.Get("http://" + p.admin + "/metrics")
+			if err != nil {
+				return false
+			}
+			defer response.Body.Close()
+			body, err := io.ReadAll(response.Body)
+			text = string(body)
+			return err == nil
+		}, patience, 20*time.Millisecond)
+		require.Contains(t, text, "go_gc_gogc_percent "+want+"\n")
+		require.NoError(t, p.Stop(patience))
+	}
+}
+
 // The gateway decides from the ledger alone: it cannot even be linked with a
 // database.
 func TestGateway_LinksNoDatabase(t *testing.T) {

@@ -123,9 +123,10 @@ func (b *batch) sweep(now time.Time, late []*Grab, next time.Time) ([]*Grab, tim
 	return late, next
 }
 
-// attend drops Grabs that nobody waits for, which is right only while no lost
-// run may have taken a unit for them, and tells whether anybody is left.
-func (b *batch) attend(lost bool) bool {
+// attend drops Grabs that nobody waits for, and tells whether anybody is left.
+// After a lost run too: what it took for them stands, and another run must not
+// admit who was told that the outcome is unknown, and was perhaps refused since.
+func (b *batch) attend() bool {
 	b.mu.Lock()
 	gone, present := b.done[:0], 0
 	for i, g := range b.waiting {
@@ -138,7 +139,7 @@ func (b *batch) attend(lost bool) bool {
 			present++
 		}
 	}
-	if !lost && present < len(b.waiting) {
+	if present < len(b.waiting) {
 		b.keep(func(i int) bool { return b.waiting[i] != nil })
 	}
 	b.mu.Unlock()

@@ -240,6 +240,22 @@ func TestClose_AnswersWhoWaitsAndTakesNoMore(t *testing.T) {
 	require.NoError(t, <-closed)
 }
 
+// Where Close cannot wait, nobody waits for a deadline that nothing can come
+// before: who had left does not know, who had not took nothing.
+func TestClose_ThatIsCutOffAnswersWhoWaitsAtOnce(t *testing.T) {
+	a, s := scripted(t)
+	one := begin(a, 1, 7, 2*patience)
+	s.next(t)
+	two := begin(a, 2, 7, 2*patience)
+	waitQueued(t, a, 7, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, a.Close(ctx), context.Canceled)
+	require.ErrorIs(t, end(t, one).err, ErrOutcomeUnknown)
+	require.ErrorIs(t, end(t, two).err, ErrClosing)
+	s.none(t)
+}
+
 func TestSeen_IsBoundedAndNeverGoesBack(t *testing.T) {
 	a, _ := scripted(t)
 	for voucher := int64(1); voucher <= 3*maxSeen*shards; voucher += shards {

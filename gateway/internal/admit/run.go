@@ -50,7 +50,11 @@ func (a *Admitter) run(b *batch) {
 	var u unknown
 	reread := false
 	for attempt := 1; ; attempt++ {
-		if !b.attend(u.open()) {
+		if !b.attend() {
+			return
+		}
+		if a.base.Err() != nil { // Close was cut off: no call can be made any more
+			b.giveUp(&u, ErrClosing)
 			return
 		}
 		left := time.Until(b.deadline)

@@ -46,32 +46,33 @@ func TestGrabStream_AnswersAnySequenceAsUnaryDoes(t *testing.T) {
 	voucher := int64(0)
 	rapid.Check(t, func(rt *rapid.T) {
 		voucher += partitions
-		stock := rapid.Int64Range(0, 40).Draw(rt, "stock")
+		stock := rapid.SampledFrom([]int64{0, 1, 4, 12, 40}).Draw(rt, "stock")
 		// In partitions of their own, since the bound is the partition's.
 		unary, streamed := ledgertest.Voucher(partitions, voucher, stock), ledgertest.Voucher(partitions, voucher+1, stock)
 		ledgertest.Sell(t, e.client, unary)
 		ledgertest.Sell(t, e.client, streamed)
 		for range rapid.IntRange(1, 4).Draw(rt, "phases") {
 			state := rapid.SampledFrom([]ledger.VoucherState{ledger.VoucherOpen, ledger.VoucherOpen, ledger.VoucherPaused}).Draw(rt, "state")
-			room := rapid.SampledFrom([]int64{1_000_000, 1_000_000, 3, 10}).Draw(rt, "room")
+			room := rapid.SampledFrom([]int64{1_000_000, 1_000_000, 3, 10, -2}).Draw(rt, "room")
 			for _, v := range []*ledger.Voucher{&unary, &streamed} {
 				v.State, v.Rev = state, v.Rev+1
 				ledgertest.Apply(t, e.client, *v)
 				in := ledgertest.Books(t, e.client, *v).Meta.InFlight()
-				require.NoError(rt, ledger.TunePartition(context.Background(), e.client, v.Partition, 1, in+room, ledger.DurabilityStrict))
+				require.NoError(rt, ledger.TunePartition(context.Background(), e.client, v.Partition, 1, max(1, in+room), ledger.DurabilityStrict))
 			}
 			type wish struct {
 				user      int64
 				reference string
 				missing   bool
 			}
+			n := rapid.SampledFrom([]int{0, 3, 20, 60}).Draw(rt, "n")
 			wishes := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) wish {
 				return wish{
 					user:      rapid.Int64Range(0, 30).Draw(rt, "user"), // 0 is invalid
 					reference: rapid.SampledFrom([]string{"", "a", "b"}).Draw(rt, "reference"),
 					missing:   rapid.IntRange(0, 9).Draw(rt, "missing") == 0,
 				}
-			}), 0, 60).Draw(rt, "wishes")
+			}), n, n).Draw(rt, "wishes")
 			grab := func(v ledger.Voucher, w wish) *seckillv1.StreamedGrab {
 				id := v.VoucherID
 				if w.missing {

@@ -24,16 +24,16 @@ const (
 	// it: four full batches, as many as a voucher has in flight. One message goes
 	// beyond it at most.
 	maxOwed = 1024
-	// maxOwedAll is the same over all streams, about 25 MB. Beyond it a stream
-	// is read only while it is owed nothing, a message at a time: who does not
-	// read its answers slows the others down, but stops nobody.
+	// maxOwedAll is the same over all streams that are open, about 25 MB. Beyond
+	// it a stream is read only while it is owed nothing, a message at a time: who
+	// does not read its answers slows the others down, but stops nobody.
 	maxOwedAll = 64 * maxOwed
 )
 
 // streams is what all streams of a Service share.
 type streams struct {
 	open atomic.Int64
-	owed atomic.Int64 // Grabs that were read and whose answers are not sent
+	owed atomic.Int64 // Grabs read from those that are open and not answered
 }
 
 // register makes the metrics of what never reaches the admission; all else is counted there.
@@ -221,7 +221,7 @@ func (g *grabStream) Answered(answers []*admit.Grab) {
 	g.mu.Lock()
 	if g.gone.Load() {
 		g.mu.Unlock()
-		g.forget(answers)
+		free(answers)
 		return
 	}
 	g.answered = append(g.answered, answers...)
@@ -232,54 +232,56 @@ func (g *grabStream) Answered(answers []*admit.Grab) {
 // Gone implements admit.Receiver.
 func (g *grabStream) Gone() bool { return g.gone.Load() }
 
-// send sends what is there and what comes meanwhile, and tells whether the
-// stream is finished.
+// send sends what is there, and tells whether the stream is finished. What comes
+// meanwhile waits for the next call, so that a drain is noticed also where answers
+// never cease.
 func (g *grabStream) send() (finished bool, err error) {
-	for {
-		g.mu.Lock()
-		answers := g.answered
-		g.answered = nil
-		finished, err = g.ended && g.owed == 0, g.end
-		panicked := g.panicked
-		g.mu.Unlock()
-		if panicked != "" {
-			panic(panicked) // to the one who recovers, and logs it
+	g.mu.Lock()
+	answers := g.answered
+	g.answered = nil
+	g.mu.Unlock()
+	for len(answers) > 0 {
+		n := min(len(answers), maxMessage)
+		if err := g.stream.SendMsg(&answerMessage{g.service, answers[:n]}); err != nil {
+			return true, err
 		}
-		if len(answers) == 0 {
-			return finished, err
-		}
-		for len(answers) > 0 {
-			n := min(len(answers), maxMessage)
-			if err := g.stream.SendMsg(&answerMessage{g.service, answers[:n]}); err != nil {
-				g.forget(answers)
-				return true, err
-			}
-			g.forget(answers[:n])
-			answers = answers[n:]
-			g.mu.Lock()
-			g.owed -= n
-			g.room.Signal()
-			g.mu.Unlock()
-		}
+		g.sent(answers[:n])
+		answers = answers[n:]
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.panicked != "" {
+		panic(g.panicked) // to the one who recovers, and logs it
+	}
+	return g.ended && g.owed == 0, g.end
 }
 
-// forget ends the life of Grabs whose answers are sent, or that nobody wants.
-func (g *grabStream) forget(done []*admit.Grab) {
+// sent counts Grabs as answered and ends their life.
+func (g *grabStream) sent(answers []*admit.Grab) {
+	free(answers)
+	g.service.streams.owed.Add(-int64(len(answers)))
+	g.mu.Lock()
+	g.owed -= len(answers)
+	g.room.Signal()
+	g.mu.Unlock()
+}
+
+// free gives Grabs back that nobody needs any more.
+func free(done []*admit.Grab) {
 	for _, one := range done {
 		grabs.Put(one)
 	}
-	g.service.streams.owed.Add(-int64(len(done)))
 }
 
 // leave is when the handler returns: Grabs that have not left for the ledger
-// will not, the answers of the others are thrown away as they come.
+// will not, the answers of the others are thrown away as they come. They are the
+// admission's to bound from here on, and owed to nobody.
 func (g *grabStream) leave() {
 	g.stop(nil)
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.gone.Store(true)
-	unsent := g.answered
+	free(g.answered)
 	g.answered = nil
-	g.mu.Unlock()
-	g.forget(unsent)
+	g.service.streams.owed.Add(-int64(g.owed))
 }

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	protocodec "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
@@ -280,12 +285,13 @@ func TestGrabStream_CancelledStreamIsOwedNothing(t *testing.T) {
 		require.Equal(t, codes.Canceled, status.Code(err))
 	}
 	require.Eventually(t, func() bool { return e.service.streams.open.Load() == 0 }, patience, time.Millisecond)
+	require.Zero(t, e.service.streams.owed.Load())
 	require.NoError(t, e.redis.Resume())
-	e.owed(t, 0)
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+5 }, patience, 10*time.Millisecond)
-	// Four batches had left when the callers went; nobody else took anything.
-	require.LessOrEqual(t, ledgertest.Books(t, e.client, v).Seq, int64(1+4*ledger.MaxBatch))
+	// One that came last is answered when all before it have left or are dropped.
 	e.grab(t, 1<<41, 7)
+	// Four batches had left when the callers went; nobody else took anything.
+	require.LessOrEqual(t, ledgertest.Books(t, e.client, v).Seq, int64(2+4*ledger.MaxBatch))
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+5 }, patience, 10*time.Millisecond)
 }
 
 func TestGrabStream_MessageOfTooManyEndsTheStreamAfterItsAnswers(t *testing.T) {
@@ -324,6 +330,68 @@ func TestGrabStream_MessageThatIsTooLargeBreaksItsStreamOnly(t *testing.T) {
 	send(t, other, wishes(7, 11, 20)...)
 	receive(t, other, 10)
 	require.Eventually(t, func() bool { return e.service.streams.open.Load() == 1 }, patience, time.Millisecond)
+}
+
+// rawCodec sends bytes as they are.
+type rawCodec struct{ encoding.CodecV2 }
+
+func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	if b, ok := v.([]byte); ok {
+		return mem.BufferSlice{mem.SliceBuffer(b)}, nil
+	}
+	return c.CodecV2.Marshal(v)
+}
+
+// rawStream is a stream on which a client may send any bytes.
+func (e *edge) rawStream(t testing.TB) grpc.ClientStream {
+	t.Helper()
+	stream, err := e.dial(t).NewStream(t.Context(), &seckillv1.SeckillService_ServiceDesc.Streams[0],
+		seckillv1.SeckillService_GrabStream_FullMethodName, grpc.ForceCodecV2(rawCodec{encoding.GetCodecV2(protocodec.Name)}))
+	require.NoError(t, err)
+	return stream
+}
+
+func TestGrabStream_MessageThatCannotBeDecodedBreaksItsStreamOnly(t *testing.T) {
+	e := newEdge(t)
+	v := e.sell(t, 7, 1000)
+	other := openStream(t, t.Context(), e)
+	whole, err := proto.Marshal(&seckillv1.GrabStreamRequest{Grabs: wishes(7, 1, 3)})
+	require.NoError(t, err)
+	for name, b := range map[string][]byte{
+		"cut off":             whole[:len(whole)-1],
+		"a group without end": append(bytes.Clone(whole), 0x7b),
+		"groups in groups":    bytes.Repeat([]byte{0x7b}, 60_000),
+		"no field number":     {0x00},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stream := e.rawStream(t)
+			require.NoError(t, stream.SendMsg(b))
+			require.Equal(t, codes.Internal, status.Code(stream.RecvMsg(&seckillv1.GrabStreamResponse{})))
+		})
+	}
+	require.Zero(t, ledgertest.Books(t, e.client, v).Seq, "they took nothing")
+	send(t, other, wishes(7, 11, 20)...)
+	receive(t, other, 10)
+}
+
+// Fields of a later version are passed over.
+func TestGrabStream_FieldsThatItDoesNotKnow(t *testing.T) {
+	e := newEdge(t)
+	e.sell(t, 7, 1000)
+	grab, err := proto.Marshal(&seckillv1.StreamedGrab{CorrelationId: 5, UserId: 1, VoucherId: 7})
+	require.NoError(t, err)
+	var later []byte
+	later = protowire.AppendVarint(protowire.AppendTag(later, 7, protowire.VarintType), 1)
+	later = protowire.AppendString(protowire.AppendTag(later, 99, protowire.BytesType), "more")
+	later = protowire.AppendFixed64(protowire.AppendTag(later, 1<<20, protowire.Fixed64Type), 1)
+	message := append(bytes.Clone(later), protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), append(bytes.Clone(later), grab...))...)
+	stream := e.rawStream(t)
+	require.NoError(t, stream.SendMsg(append(message, later...)))
+	var response seckillv1.GrabStreamResponse
+	require.NoError(t, stream.RecvMsg(&response))
+	require.Len(t, response.GetAnswers(), 1)
+	require.Equal(t, uint64(5), response.GetAnswers()[0].GetCorrelationId())
+	require.Equal(t, int64(1), requireAdmitted(t, response.GetAnswers()[0]).UserId)
 }
 
 // trickle is a connection on which every byte travels alone.
@@ -532,6 +600,70 @@ func TestGrabStream_DrainAnswersAllThatWasRead(t *testing.T) {
 	require.Zero(t, e.service.streams.owed.Load())
 }
 
+// busyStream is a stream whose next answers are there before the last are sent,
+// and the backend that gives them.
+type busyStream struct {
+	Backend
+	grpc.ServerStream
+	ctx      context.Context
+	turns    chan struct{} // one for each message that may be read
+	answered chan struct{}
+	sends    atomic.Int64
+}
+
+func (b *busyStream) Context() context.Context { return b.ctx }
+
+func (b *busyStream) RecvMsg(m any) error {
+	select {
+	case <-b.turns:
+	case <-b.ctx.Done():
+		return b.ctx.Err()
+	}
+	message, err := proto.Marshal(&seckillv1.GrabStreamRequest{Grabs: wishes(7, 1, 1)})
+	if err != nil {
+		return err
+	}
+	return m.(rpcserver.Decoder).DecodeMessage(message)
+}
+
+func (b *busyStream) Submit(r admit.Receiver, grabs []*admit.Grab) {
+	first := b.sends.Load() == 0 // nobody waits for its answer
+	r.Answered(grabs)
+	if !first {
+		b.answered <- struct{}{}
+	}
+}
+
+func (b *busyStream) SendMsg(any) error {
+	b.sends.Add(1)
+	b.turns <- struct{}{}
+	select {
+	case <-b.answered:
+	case <-time.After(time.Second): // no more is read
+	}
+	return nil
+}
+
+func TestGrabStream_DrainIsNoticedWhereAnswersNeverCease(t *testing.T) {
+	draining := make(chan struct{})
+	s := newService(t, Options{Draining: draining})
+	busy := &busyStream{ctx: t.Context(), turns: make(chan struct{}, 1), answered: make(chan struct{}, 1)}
+	s.Use(busy)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.GrabStream(&grpc.GenericServerStream[seckillv1.GrabStreamRequest, seckillv1.GrabStreamResponse]{ServerStream: busy})
+	}()
+	busy.turns <- struct{}{}
+	require.Eventually(t, func() bool { return busy.sends.Load() > 100 }, patience, time.Millisecond)
+	close(draining)
+	select {
+	case err := <-ended:
+		requireStatus(t, err, codes.Unavailable, seckillv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN)
+	case <-time.After(patience):
+		require.FailNow(t, "it goes on and on")
+	}
+}
+
 func TestGrabStream_DrainEndsIdleStreamsAtOnce(t *testing.T) {
 	e := newEdge(t)
 	stream := openStream(t, t.Context(), e)
@@ -558,7 +690,7 @@ func TestGrabStream_APanicEndsTheStreamOnly(t *testing.T) {
 	require.NoError(t, idle.CloseSend())
 	_, err = idle.Recv()
 	require.ErrorIs(t, err, io.EOF)
-	s.streams.owed.Add(-3) // of what the panic left
+	require.Zero(t, s.streams.owed.Load(), "what the panic left takes no room from others")
 }
 
 // A fault is told over a stream as it is told as a status.

@@ -168,7 +168,7 @@ func (m *grabMessage) DecodeMessage(b []byte) error {
 	m.grabs, m.count = m.grabs[:0], 0
 	now := time.Now()
 	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
+		number, kind, n := consumeTag(b)
 		if n < 0 {
 			return m.malformed(n)
 		}
@@ -197,6 +197,16 @@ func (m *grabMessage) DecodeMessage(b []byte) error {
 	return nil
 }
 
+// consumeTag also refuses the numbers between what protobuf allows and what
+// protowire can hold, as the generated code does.
+func consumeTag(b []byte) (protowire.Number, protowire.Type, int) {
+	number, kind, n := protowire.ConsumeTag(b)
+	if number > protowire.MaxValidNumber {
+		_, _, n = protowire.ConsumeTag([]byte{0}) // its error for a number that is none
+	}
+	return number, kind, n
+}
+
 // malformed gives back what was read of a message that cannot be.
 func (m *grabMessage) malformed(code int) error {
 	m.free()
@@ -204,9 +214,7 @@ func (m *grabMessage) malformed(code int) error {
 }
 
 func (m *grabMessage) free() {
-	for _, g := range m.grabs {
-		grabs.Put(g)
-	}
+	free(m.grabs)
 	m.grabs = m.grabs[:0]
 }
 
@@ -215,7 +223,7 @@ func (s *Service) decodeGrab(g *admit.Grab, b []byte, now time.Time) int {
 	*g = admit.Grab{}
 	timeout := uint32(0)
 	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
+		number, kind, n := consumeTag(b)
 		if n < 0 {
 			return n
 		}

@@ -302,7 +302,7 @@ func (x *GrabResponse) GetDecidedAt() *timestamppb.Timestamp {
 // GrabStreamRequest carries Grabs over a stream.
 type GrabStreamRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Up to 256; none is allowed and answered with nothing.
+	// Up to 256 in up to 64 KiB; none is allowed and answered with nothing.
 	Grabs         []*StreamedGrab `protobuf:"bytes,1,rep,name=grabs,proto3" json:"grabs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -358,7 +358,8 @@ type StreamedGrab struct {
 	// As in GrabRequest.
 	Reference string `protobuf:"bytes,4,opt,name=reference,proto3" json:"reference,omitempty"`
 	// The time within which this Grab is answered, from when the server reads it,
-	// in ms; 0 is 2 s. Longer than the server's cap, 30 s, is the cap.
+	// in ms; 0 is --default-deadline of the gateway, 2 s unless it is set. More than
+	// its --max-deadline, 10 s unless it is set, is that.
 	TimeoutMs uint32 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	// W3C trace context, as the metadata of that name in a unary call; of another
 	// form it is left out.

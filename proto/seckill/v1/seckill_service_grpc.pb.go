@@ -35,7 +35,10 @@ const (
 // the name of an ErrorReason, INVALID_ARGUMENT a BadRequest that names the
 // field, RESOURCE_EXHAUSTED and UNAVAILABLE a RetryInfo.
 //
-// A call without a deadline gets 2 s. Every call ends by its deadline.
+// A unary call without a deadline gets --default-deadline of the gateway, 2 s
+// unless it is set, and one that asks for more than --max-deadline, 10 s unless
+// it is set, gets that. Every unary call, and every Grab of a stream, is
+// answered by its deadline.
 type SeckillServiceClient interface {
 	// Grab asks for one unit of a voucher for a user.
 	//
@@ -60,10 +63,11 @@ type SeckillServiceClient interface {
 	// with a correlation id of the caller's choice; their answers come in any
 	// order, each with its id, in messages of one or more.
 	//
-	// Every Grab that was read gets exactly one answer. A Grab that is invalid or
-	// meets a fault is answered with an error; the stream goes on. The server
-	// reads no more while it owes this stream 1024 answers, so a client that does
-	// not read its answers can send no more.
+	// Every Grab that was read gets exactly one answer, unless the stream breaks. A
+	// Grab that is invalid or meets a fault is answered with an error; the stream
+	// goes on. The server reads no more while it owes this stream 1024 answers, or
+	// any while it owes all streams together 65,536: a client that does not read
+	// its answers can send no more.
 	//
 	// The client ends a stream by closing its side; the server ends it with OK
 	// when the last answer is sent. A server that shuts down reads no more,
@@ -73,8 +77,11 @@ type SeckillServiceClient interface {
 	// repeat them, or ask GetOrder.
 	//
 	// Errors of the stream itself: INVALID_FIELD (INVALID_ARGUMENT) for a message
-	// of more than 256 Grabs; RESOURCE_EXHAUSTED for one beyond 64 KiB;
-	// SHUTTING_DOWN (UNAVAILABLE). Those of a Grab are the errors of Grab.
+	// of more than 256 Grabs, none of which is taken, and SHUTTING_DOWN
+	// (UNAVAILABLE), both after the answers that are owed. A message beyond 64 KiB
+	// (RESOURCE_EXHAUSTED) and one that cannot be decoded (INTERNAL) break the
+	// stream at once, without them and without an ErrorInfo. Those of a Grab are
+	// the errors of Grab.
 	GrabStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[GrabStreamRequest, GrabStreamResponse], error)
 	// GetOrder finds a user's order by voucher, which serves the caller that
 	// lost its answer, or by order_id. Reads the ledger only and changes
@@ -138,7 +145,10 @@ func (c *seckillServiceClient) GetOrder(ctx context.Context, in *GetOrderRequest
 // the name of an ErrorReason, INVALID_ARGUMENT a BadRequest that names the
 // field, RESOURCE_EXHAUSTED and UNAVAILABLE a RetryInfo.
 //
-// A call without a deadline gets 2 s. Every call ends by its deadline.
+// A unary call without a deadline gets --default-deadline of the gateway, 2 s
+// unless it is set, and one that asks for more than --max-deadline, 10 s unless
+// it is set, gets that. Every unary call, and every Grab of a stream, is
+// answered by its deadline.
 type SeckillServiceServer interface {
 	// Grab asks for one unit of a voucher for a user.
 	//
@@ -163,10 +173,11 @@ type SeckillServiceServer interface {
 	// with a correlation id of the caller's choice; their answers come in any
 	// order, each with its id, in messages of one or more.
 	//
-	// Every Grab that was read gets exactly one answer. A Grab that is invalid or
-	// meets a fault is answered with an error; the stream goes on. The server
-	// reads no more while it owes this stream 1024 answers, so a client that does
-	// not read its answers can send no more.
+	// Every Grab that was read gets exactly one answer, unless the stream breaks. A
+	// Grab that is invalid or meets a fault is answered with an error; the stream
+	// goes on. The server reads no more while it owes this stream 1024 answers, or
+	// any while it owes all streams together 65,536: a client that does not read
+	// its answers can send no more.
 	//
 	// The client ends a stream by closing its side; the server ends it with OK
 	// when the last answer is sent. A server that shuts down reads no more,
@@ -176,8 +187,11 @@ type SeckillServiceServer interface {
 	// repeat them, or ask GetOrder.
 	//
 	// Errors of the stream itself: INVALID_FIELD (INVALID_ARGUMENT) for a message
-	// of more than 256 Grabs; RESOURCE_EXHAUSTED for one beyond 64 KiB;
-	// SHUTTING_DOWN (UNAVAILABLE). Those of a Grab are the errors of Grab.
+	// of more than 256 Grabs, none of which is taken, and SHUTTING_DOWN
+	// (UNAVAILABLE), both after the answers that are owed. A message beyond 64 KiB
+	// (RESOURCE_EXHAUSTED) and one that cannot be decoded (INTERNAL) break the
+	// stream at once, without them and without an ErrorInfo. Those of a Grab are
+	// the errors of Grab.
 	GrabStream(grpc.BidiStreamingServer[GrabStreamRequest, GrabStreamResponse]) error
 	// GetOrder finds a user's order by voucher, which serves the caller that
 	// lost its answer, or by order_id. Reads the ledger only and changes
