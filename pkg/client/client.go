@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
@@ -53,9 +52,18 @@ func New(config Config) (*Client, error) {
 	for _, conn := range conns {
 		c.rpcs = append(c.rpcs, seckillv1.NewSeckillServiceClient(conn))
 	}
+	if d.fewest = len(config.Addresses); config.Target != "" {
+		d.fewest = config.Connections
+	}
+	gateways := map[string]*gateway{}
 	for range config.Streams {
 		for i, rpc := range c.rpcs {
-			d.slots = append(d.slots, &slot{target: targets[i], rpc: rpc})
+			g := gateways[targets[i]]
+			if g == nil || config.Target != "" {
+				g = &gateway{}
+				gateways[targets[i]] = g
+			}
+			d.slots = append(d.slots, &slot{target: targets[i], gateway: g, rpc: rpc})
 		}
 	}
 	c.background.Add(len(d.slots) + 1)
@@ -97,7 +105,11 @@ func (c *Client) close(ctx context.Context) error {
 	case <-d.idle:
 		c.endStreams(ctx)
 	case <-ctx.Done():
-		late = fmt.Errorf("closing the seckill client: %w", ctx.Err())
+		select {
+		case <-d.idle: // nobody was under way
+		default:
+			late = fmt.Errorf("closing the seckill client: %w", ctx.Err())
+		}
 	}
 	d.kill()
 	c.end()
@@ -294,10 +306,13 @@ func (c *Client) unary(ctx context.Context, call *call) (Result, *Error) {
 	response, err := call.slot.rpc.Grab(bounded, &seckillv1.GrabRequest{
 		UserId: call.userID, VoucherId: call.voucherID, Reference: call.reference,
 	})
-	if err == nil {
-		return resultOf(response), nil
+	switch {
+	case err != nil:
+		return Result{}, c.errorOfUnary(bounded, err)
+	case response.GetOutcome() == 0:
+		return Result{}, errorOfAnswer(nil)
 	}
-	return Result{}, c.errorOfUnary(bounded, err)
+	return resultOf(response), nil
 }
 
 func (c *Client) errorOfUnary(ctx context.Context, err error) *Error {
@@ -312,77 +327,4 @@ func (c *Client) errorOfUnary(ctx context.Context, err error) *Error {
 		return failed
 	}
 	return errorOfStatus(err)
-}
-
-// GetOrder finds a user's order of a voucher, for the caller that lost its
-// answer. It reads only, and is repeated like a Grab. The order's AdmittedAt and
-// Reference stay zero. Errors are an *Error, ErrOrderNotFound among them.
-func (c *Client) GetOrder(ctx context.Context, userID, voucherID int64) (Order, error) {
-	return c.look(ctx, &seckillv1.GetOrderRequest{UserId: userID, Key: &seckillv1.GetOrderRequest_VoucherId{VoucherId: voucherID}})
-}
-
-// GetOrderByID is GetOrder by the order's id. One that is forged, or another
-// user's, is ErrOrderNotFound.
-func (c *Client) GetOrderByID(ctx context.Context, userID int64, orderID string) (Order, error) {
-	return c.look(ctx, &seckillv1.GetOrderRequest{UserId: userID, Key: &seckillv1.GetOrderRequest_OrderId{OrderId: orderID}})
-}
-
-func (c *Client) look(ctx context.Context, request *seckillv1.GetOrderRequest) (Order, error) {
-	if !c.dispatcher.enter() {
-		return Order{}, errorOfClosed()
-	}
-	defer c.dispatcher.exit()
-	if _, bounded := ctx.Deadline(); !bounded {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.config.Timeout)
-		defer cancel()
-	}
-	var again retries
-	for {
-		response, err := c.anyReady().GetOrder(ctx, request)
-		if err == nil {
-			return orderOf(response.GetOrder()), nil
-		}
-		again.attempts++
-		failed := c.errorOfUnary(ctx, err)
-		failed.OutcomeUnknown = false // nothing is ever taken
-		failed.Attempts = again.attempts
-		delay, repeat := again.after(failed, c.config.OverloadRetries)
-		if deadline, _ := ctx.Deadline(); !repeat || delay >= time.Until(deadline) {
-			return Order{}, failed
-		}
-		if ended := c.sleep(ctx, delay); ended != nil {
-			ended.Attempts = again.attempts
-			return Order{}, ended
-		}
-	}
-}
-
-// anyReady takes turns over the connections, of those that are connected if any
-// is.
-func (c *Client) anyReady() seckillv1.SeckillServiceClient {
-	turn := int(c.next.Add(1) % uint32(len(c.rpcs)))
-	for i := range c.rpcs {
-		if at := (turn + i) % len(c.rpcs); c.conns[at].GetState() == connectivity.Ready {
-			return c.rpcs[at]
-		}
-	}
-	return c.rpcs[turn]
-}
-
-// sleep waits, and says why not to its end.
-func (c *Client) sleep(ctx context.Context, d time.Duration) *Error {
-	if d <= 0 {
-		return nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return errorOfContext(ctx.Err())
-	case <-c.life.Done():
-		return errorOfClosed()
-	}
 }

@@ -26,10 +26,12 @@ type Config struct {
 	// Connections to each address, or to the Target; default 2.
 	Connections int
 	// Streams on each connection; default 2. Each has up to 768 Grabs in flight.
-	// Few streams make full messages and, at the gateway, full batches.
+	// Few streams make full messages and, at the gateway, full batches: with few
+	// callers only some of them are used.
 	Streams int
 	// MaxWaiting bounds the Grabs that wait while every stream is full or none is
 	// open; beyond it a Grab is refused at once with ErrOverloaded. Default 8192.
+	// Those whose stream broke under them wait beyond it.
 	MaxWaiting int
 
 	// Timeout bounds a call whose context has no deadline; default 2 s.
@@ -46,8 +48,9 @@ type Config struct {
 	// calls before it is asked again; default 1 min.
 	StreamRetry time.Duration
 	// StallTimeout is how long a stream that owes answers may be silent before it
-	// is given up and its Grabs are sent elsewhere; default 5 s. Servers answer
-	// each Grab by its deadline, so more than Timeout is right.
+	// is given up, its Grabs are sent elsewhere, and its gateway is avoided for
+	// 20 s; default 5 s. Servers answer each Grab by its deadline, so more than
+	// Timeout is right.
 	StallTimeout time.Duration
 
 	// Traceparent reads the W3C trace context of a caller, which then travels

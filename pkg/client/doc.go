@@ -9,7 +9,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	defer c.Close(context.Background()) // in the shutdown, with a bound
+//	defer c.Close(ctx) // in the shutdown, with a ctx that bounds the wait
 //
 //	ctx, cancel := context.WithTimeout(ctx, time.Second)
 //	defer cancel()
@@ -42,13 +42,17 @@
 // overloaded is sent again Config.OverloadRetries times. A bad request, an
 // unknown voucher and any other error are not repeated. A refusal that follows a
 // lost attempt is asked for again until the lost one can change nothing any more:
-// nobody hears "sold out" and has an order.
+// nobody hears "sold out" and has an order. Where that takes longer than the
+// context lasts, as with a gateway that hangs, the caller gets ErrOutcomeUnknown.
 //
 // # Where it goes
 //
 // Each Grab goes to the stream with the fewest outstanding, a repeated one to
-// another than before, if there is one. Streams are spread over the addresses of
-// Config.Target, or over Config.Addresses, and are replaced every
-// Config.StreamAge, so that gateways that came later get their share. A gateway
-// that does not know GrabStream gets unary calls.
+// another gateway than before, if there is one: at once where the first cannot
+// reach the ledger or shuts down. Such a gateway, and one that hangs, is avoided
+// for a while. With few callers only some streams are used, so that messages are
+// not too small. Streams are spread over the addresses of Config.Target, or over
+// Config.Addresses, and are replaced every Config.StreamAge, so that gateways
+// that came later get their share. A gateway that does not know GrabStream gets
+// unary calls.
 package client

@@ -23,8 +23,25 @@ const (
 // Durability names what an acknowledged Grab survives.
 type Durability = seckillv1.Durability
 
+// What an acknowledged Grab survives.
+const (
+	DurabilityStrict     = seckillv1.Durability_DURABILITY_STRICT
+	DurabilityReplicated = seckillv1.Durability_DURABILITY_REPLICATED
+	DurabilityCommitted  = seckillv1.Durability_DURABILITY_COMMITTED
+	DurabilityFast       = seckillv1.Durability_DURABILITY_FAST
+)
+
 // OrderState tells how far an order is on its way into the database.
 type OrderState = seckillv1.OrderState
+
+// The states of an order.
+const (
+	OrderPending   = seckillv1.OrderState_ORDER_STATE_PENDING
+	OrderPersisted = seckillv1.OrderState_ORDER_STATE_PERSISTED
+	OrderHeld      = seckillv1.OrderState_ORDER_STATE_HELD
+	OrderRejected  = seckillv1.OrderState_ORDER_STATE_REJECTED
+	OrderCancelled = seckillv1.OrderState_ORDER_STATE_CANCELLED
+)
 
 // Result is the decision on a Grab.
 type Result struct {

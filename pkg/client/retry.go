@@ -13,9 +13,18 @@ import (
 
 // refusalMargin is how long after an attempt was lost a refusal is believed. A
 // gateway that took the Grab with it may have left a call on its way to the
-// ledger, which admits nobody half a second after it was sent. Until that has
-// passed, "sold out" may be followed by an order.
+// ledger, which admits nobody half a second after it was sent. What is decided
+// before that has passed, such as "sold out", may be followed by an order.
+//
+// An attempt that was lost only after so long a silence may be with a gateway
+// that hangs, or that the network hides: that has the time which travelled with
+// the Grab, and the margin after it.
 const refusalMargin = time.Second
+
+// freeLosses is how often a Grab whose stream breaks under it is sent again at
+// once. One that breaks every stream, whatever the fault, takes up to 767 others
+// with it each time: then it waits longer and longer.
+const freeLosses = 2
 
 // Pauses before the next attempt where the server named none.
 const (
@@ -33,31 +42,37 @@ func (c *Client) grab(ctx context.Context, call *call, began time.Time) (Result,
 		expired = call.timer.C
 	}
 	var again retries
-	var lost time.Time // when an attempt ended last of which nobody knows what came of it
-	var last *Error    // of the attempt before
+	var doubt time.Time // until when a lost attempt may be decided; zero where none was lost
+	var last *Error     // of the attempt before
 	for {
+		attempt := time.Now()
 		result, failed := c.attempt(ctx, call, expired)
 		again.attempts++
-		if failed == nil {
-			wait := time.Duration(0)
-			if !lost.IsZero() && !result.Admitted() {
-				wait = refusalMargin - time.Since(lost)
-			}
-			if wait <= 0 {
-				return result, again.attempts, nil
-			}
+		switch {
+		// A refusal that was asked for in doubt may have been decided in doubt,
+		// however long it was on its way.
+		case failed == nil && (result.Admitted() || attempt.After(doubt)):
+			return result, again.attempts, nil
+		case failed == nil:
 			failed = &Error{
-				Code: codes.Unavailable, Reason: seckillv1.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN, RetryAfter: wait,
-				Message: "refused while a lost attempt may still be decided",
+				Code: codes.Unavailable, Reason: seckillv1.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN,
+				RetryAfter: max(time.Until(doubt), firstRetry), Message: "refused while a lost attempt may still be decided",
 			}
-		} else if failed.OutcomeUnknown {
-			lost = time.Now()
+		case failed.OutcomeUnknown:
+			until := time.Now()
+			if failed.Reason == 0 && until.Sub(attempt) > refusalMargin {
+				until = call.deadline
+			}
+			if until = until.Add(refusalMargin); until.After(doubt) {
+				doubt = until
+			}
 		}
 		delay, repeat := again.after(failed, c.config.OverloadRetries)
+		if failed.Code == codes.Unavailable && ofThatGateway(failed.Reason) &&
+			c.dispatcher.move(call.slot, max(failed.RetryAfter, longestRetry)) {
+			delay, repeat = 0, true
+		}
 		if repeat && delay < time.Until(call.deadline) {
-			if failed.Code == codes.Unavailable && failed.RetryAfter > 0 && ofThatGateway(failed.Reason) {
-				c.dispatcher.avoid(call.slot, failed.RetryAfter)
-			}
 			if last = failed; delay == 0 {
 				continue
 			}
@@ -69,7 +84,7 @@ func (c *Client) grab(ctx context.Context, call *call, began time.Time) (Result,
 		if ended.cause != nil && last != nil {
 			ended.Message += "; the attempt before: " + last.Message
 		}
-		ended.Attempts, ended.OutcomeUnknown = again.attempts, ended.OutcomeUnknown || !lost.IsZero()
+		ended.Attempts, ended.OutcomeUnknown = again.attempts, ended.OutcomeUnknown || !doubt.IsZero()
 		return Result{}, again.attempts, &ended
 	}
 }
@@ -87,7 +102,7 @@ func ofThatGateway(reason seckillv1.ErrorReason) bool {
 // retries decides on the next attempt of a call.
 type retries struct {
 	attempts, overloads int
-	moved               bool // away from a gateway that shuts down, at once
+	losses              int // of attempts that were sent
 	waits               *backoff.ExponentialBackOff
 }
 
@@ -101,11 +116,10 @@ func (r *retries) after(failed *Error, overloadRetries int) (delay time.Duration
 	}
 	switch failed.Code {
 	case codes.Unavailable:
-		if failed.lost { // waits for a stream if there is none
-			return 0, true
+		if failed.lost && failed.OutcomeUnknown {
+			r.losses++
 		}
-		if shuttingDown(failed) && !r.moved {
-			r.moved = true
+		if failed.lost && r.losses <= freeLosses { // waits for a stream if there is none
 			return 0, true
 		}
 	case codes.ResourceExhausted:
@@ -123,4 +137,21 @@ func (r *retries) after(failed *Error, overloadRetries int) (delay time.Duration
 		r.waits = newBackOff(firstRetry, longestRetry)
 	}
 	return r.waits.NextBackOff(), true
+}
+
+// sleep waits, and says why not to its end.
+func (c *Client) sleep(ctx context.Context, d time.Duration) *Error {
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return errorOfContext(ctx.Err())
+	case <-c.life.Done():
+		return errorOfClosed()
+	}
 }

@@ -19,19 +19,28 @@ const (
 	// stream. A gateway that restarts is back within seconds; one that ends every
 	// stream at once costs it, and us, two a second at most.
 	firstWait, longestWait = 20 * time.Millisecond, 500 * time.Millisecond
+	// stallAvoid is how long a gateway that stalled is avoided. By then its
+	// connections have been asked, and given up if it still hangs.
+	stallAvoid = pingAfter + pingTimeout
 )
 
 // slot is a place for one stream at a time on one connection, or, where the
 // server does not know GrabStream, for unary calls.
 type slot struct {
-	target string
-	rpc    seckillv1.SeckillServiceClient
+	target  string
+	gateway *gateway
+	rpc     seckillv1.SeckillServiceClient
 
 	// Of the dispatcher, under its lock.
 	stream     *stream // that takes calls; nil while there is none
 	unary      bool
 	unaryCalls int
-	avoidUntil time.Time // zero: now
+}
+
+// gateway is what the slots of one address share. Those of a Target may lead
+// anywhere, so each has one of its own.
+type gateway struct {
+	avoidUntil time.Time // under the lock of the dispatcher; zero is not at all
 }
 
 func (s *slot) load() int {
@@ -179,7 +188,8 @@ func (c *Client) watch(ctx context.Context) {
 			c.dispatcher.mu.Lock()
 			for st := range c.dispatcher.streams {
 				if st.stalled(now, c.config.StallTimeout) {
-					st.cancel() // receive hears of it
+					st.giveUp(&Error{Code: codes.Unavailable, Message: "the server owes answers and is silent"})
+					st.slot.gateway.avoid(now.Add(stallAvoid))
 				}
 			}
 			c.dispatcher.mu.Unlock()

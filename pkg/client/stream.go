@@ -50,6 +50,7 @@ type stream struct {
 	retiring    bool          // gets no more calls, ends when it has all answers
 	gone        bool          // has ended
 	answered    bool          // at least once
+	broke       *Error        // why this side gave it up; nil where it did not
 	progress    time.Time     // of the last answer, or of the first call after a pause
 }
 
@@ -89,12 +90,22 @@ func (st *stream) send(d *dispatcher) {
 			continue
 		}
 		if err := st.rpc.Send(message); err != nil {
-			if !errors.Is(err, io.EOF) {
-				st.cancel()
+			if !errors.Is(err, io.EOF) { // that is the server's end, and receive hears why
+				d.mu.Lock()
+				st.giveUp(errorOfStatus(err))
+				d.mu.Unlock()
 			}
-			return // receive hears why
+			return
 		}
 	}
+}
+
+// giveUp is called under the lock of the dispatcher; receive ends the stream.
+func (st *stream) giveUp(why *Error) {
+	if st.broke == nil {
+		st.broke = why
+	}
+	st.cancel()
 }
 
 // take makes a message of what is pending. Where there is nothing, more tells
@@ -182,6 +193,8 @@ func (st *stream) end(d *dispatcher, hooks *Hooks, why error) {
 		st.slot.stream = nil
 	}
 	switch {
+	case st.broke != nil:
+		st.err = st.broke
 	case !errors.Is(why, io.EOF):
 		st.err = errorOfStatus(why)
 	case st.outstanding > 0:
@@ -189,7 +202,7 @@ func (st *stream) end(d *dispatcher, hooks *Hooks, why error) {
 	case !st.retiring:
 		st.err = &Error{Code: codes.Unavailable, Message: "the server ended the stream"}
 	}
-	if st.retiring && st.outstanding == 0 {
+	if (st.retiring || d.killed) && st.outstanding == 0 {
 		st.err = nil // whatever came, nobody waits for it
 	}
 	lost := st.outstanding
@@ -215,7 +228,7 @@ func (st *stream) end(d *dispatcher, hooks *Hooks, why error) {
 func (st *stream) lose(why *Error, woken []*call) []*call {
 	unsent := &Error{
 		Code: codes.Unavailable, Reason: why.Reason, Message: "the stream broke: " + why.Message,
-		lost: true,
+		RetryAfter: why.RetryAfter, lost: true,
 	}
 	notRead := shuttingDown(why)
 	switch why.Code {

@@ -144,3 +144,35 @@ func TestClient_GatewayPausedUnderLoadCallersAreAnsweredByAnother(t *testing.T) 
 	require.Positive(t, l.lost.Load(), "some were without an answer")
 	l.requireEveryoneHasOneOrder(ctx, t, s)
 }
+
+// Half of the crowd is refused while a gateway is killed: who is told "sold out"
+// has no order, and who has an order is told which.
+func TestClient_GatewayKilledInASaleThatSellsOutNobodyIsToldWrong(t *testing.T) {
+	ctx := testContext(t)
+	const users, units = 20_000, 10_000
+	s := stack.Test(t, stack.Options{Gateways: 2})
+	s.MustOpenVoucher(t, 1, units)
+	l := startClientLoad(ctx, t, s, users)
+	// Just before the last unit: many of those that are lost are refused elsewhere.
+	require.Eventually(t, func() bool { return l.done.Load() > units-1000 }, patience, time.Millisecond)
+	s.Gateway(0).Kill()
+	<-l.ended
+	require.Positive(t, l.lost.Load(), "some were without an answer")
+	proven(ctx, t, s, 1, units)
+	rows, err := s.Orders(ctx, 1)
+	require.NoError(t, err)
+	require.Len(t, rows, units)
+	orders := map[int64]string{}
+	for _, row := range rows {
+		orders[row.UserID] = s.OrderIDs().Encode(row.Position)
+	}
+	for user := int64(1); user <= users; user++ {
+		require.NoError(t, l.errs[user], "user %d", user)
+		want := client.SoldOut
+		if orders[user] != "" {
+			want = client.Admitted
+		}
+		require.Equal(t, want, l.results[user].Outcome, "user %d", user)
+		require.Equal(t, orders[user], l.results[user].Order.ID, "user %d", user)
+	}
+}
