@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -63,4 +64,18 @@ func Run(name, description string, commands any, args []string, std Streams) int
 		return exitFailed
 	}
 	return exitDone
+}
+
+// gcPercent lets the heap grow to five times what lives before it is collected.
+// Nearly all that gateway and writer allocate lives for one call or one batch,
+// and what lives is some tens of MB: with the default of Go a tenth of a
+// gateway's CPU and a fifth of a writer's went into collections.
+const gcPercent = 400
+
+// TuneGC collects garbage less often than the default of Go does. GOGC, if set,
+// is what counts; GOMEMLIMIT bounds the heap either way.
+func TuneGC() {
+	if _, set := os.LookupEnv("GOGC"); !set {
+		debug.SetGCPercent(gcPercent)
+	}
 }

@@ -69,8 +69,8 @@ var (
 
 	settle = newScript("settle", settleSource,
 		[]string{"meta", "voucher", "buyers", "outcomes", "orders"},
-		[]string{"group", "entry_id", "epoch"},
-		[]string{"user_id", "seq", "verdict", "standing"})
+		[]string{"group", "entry_id", "epoch", "first", "verdicts"},
+		[]string{"user_id"})
 	resolve = newScript("resolve", resolveSource,
 		[]string{"meta", "voucher", "buyers", "outcomes"}, []string{"epoch", "user_id", "seq", "verdict", "standing"}, nil)
 	discardEntry = newScript("discard_entry", discardEntrySource,

@@ -49,7 +49,8 @@ type Settlement struct {
 	EntryID   string
 	Epoch     int64
 	VoucherID int64
-	Orders    []Settled
+	// Orders of the entry, all of them, in the order of their seq.
+	Orders []Settled
 }
 
 // SettleResult is what settling an entry came to.
@@ -74,13 +75,18 @@ var ErrStaleEpoch = errors.New("ledger is of another epoch")
 // once).
 func Settle(ctx context.Context, client rueidis.CoreClient, settlements []Settlement) []SettleResult {
 	results := make([]SettleResult, len(settlements))
-	commands := make([]rueidis.Completed, len(settlements))
+	commands := make([]rueidis.Completed, 0, len(settlements))
+	sent := make([]int, 0, len(settlements))
 	var args []string // built anew for each, in the same memory: the command copies
 	for i := range settlements {
+		if results[i].Err = settlements[i].check(); results[i].Err != nil {
+			continue
+		}
 		args = settlements[i].appendArgs(args[:0])
-		commands[i] = settlements[i].command(client, args)
+		commands, sent = append(commands, settlements[i].command(client, args)), append(sent, i)
 	}
-	for i, answer := range client.DoMulti(ctx, commands...) {
+	for k, answer := range client.DoMulti(ctx, commands...) {
+		i := sent[k]
 		reply, err := answer.ToArray()
 		if err = classify(err); errors.Is(err, ErrNoScript) {
 			reply, err = settlements[i].retry(ctx, client)
@@ -115,25 +121,50 @@ func (s *Settlement) command(client rueidis.CoreClient, args []string) rueidis.C
 
 // appendArgs appends the arguments of the script to args.
 func (s *Settlement) appendArgs(args []string) []string {
-	// All numbers of an entry lie in one piece of memory, not two an order.
+	// All texts of an entry lie in one piece of memory, not one an order.
 	const mostDigits, usualDigits = 20, 12
 	var text strings.Builder
-	text.Grow((2*len(s.Orders) + 1) * usualDigits)
-	number := func(value int64) string {
-		from, digits := text.Len(), [mostDigits]byte{}
+	text.Grow((len(s.Orders) + 2) * (usualDigits + 1))
+	number := func(value int64) {
+		digits := [mostDigits]byte{}
 		text.Write(strconv.AppendInt(digits[:0], value, 10))
-		return text.String()[from:]
 	}
+	cut := func(from int) string { return text.String()[from:] }
+
 	args = slices.Grow(args, len(settle.args)+len(settle.repeated)*len(s.Orders))
-	args = append(args, Group, s.EntryID, number(s.Epoch))
-	for _, order := range s.Orders {
-		standing := ""
-		if order.Verdict == VerdictConflict {
-			standing = formatPosition(order.Standing.Epoch, order.Standing.Seq)
+	number(s.Epoch)
+	args = append(args, Group, s.EntryID, cut(0))
+	from := text.Len()
+	number(s.Orders[0].Seq)
+	args = append(args, cut(from))
+	from = text.Len()
+	for i := range s.Orders {
+		text.WriteByte(byte(s.Orders[i].Verdict))
+	}
+	args = append(args, cut(from))
+	for i := range s.Orders {
+		from = text.Len()
+		number(s.Orders[i].UserID)
+		if s.Orders[i].Verdict == VerdictConflict {
+			text.WriteByte(':')
+			text.WriteString(formatPosition(s.Orders[i].Standing.Epoch, s.Orders[i].Standing.Seq))
 		}
-		args = append(args, number(order.UserID), number(order.Seq), string([]byte{byte(order.Verdict)}), standing)
+		args = append(args, cut(from))
 	}
 	return args
+}
+
+// check refuses orders that are not one run of seqs: the script is told the first.
+func (s *Settlement) check() error {
+	for i := range s.Orders {
+		if s.Orders[i].Seq != s.Orders[0].Seq+int64(i) {
+			return fmt.Errorf("%w: settling entry %s: seq %d is %d behind seq %d", ErrFault, s.EntryID, s.Orders[i].Seq, i, s.Orders[0].Seq)
+		}
+	}
+	if len(s.Orders) == 0 {
+		return fmt.Errorf("%w: settling entry %s: it has no orders", ErrFault, s.EntryID)
+	}
+	return nil
 }
 
 func parseSettleReply(s Settlement, reply []rueidis.RedisMessage) SettleResult {

@@ -12,11 +12,12 @@
 -- ARGV[1] group     consumer group
 -- ARGV[2] entry_id  the entry
 -- ARGV[3] epoch     the entry's epoch
--- ARGV[4] user_id   decimal; this and the next three repeat for each order; 0
---                   where it could not be read
--- ARGV[5] seq       the order's seq
--- ARGV[6] verdict   p persisted, h held, c conflict, r rejected, x cancelled
--- ARGV[7] standing  with c the epoch.seq of the order that stands, else empty
+-- ARGV[4] first     seq of the entry's first order; the others follow it
+-- ARGV[5] verdicts  a letter for each order, in their order: p persisted, h
+--                   held, c conflict, r rejected, x cancelled
+-- ARGV[6] user_id   decimal, 0 where it could not be read; repeats for each
+--                   order; with c followed by : and the epoch.seq of the order
+--                   that stands
 --
 -- Returns {'SETTLED', orders, units_returned}; {'UNCOUNTED', orders_counted,
 -- units_returned} where the stream carried an entry that was never admitted;
@@ -88,16 +89,23 @@ if not (stock and returned and settled and removed and admitted) then
   return fault('voucher: missing, or a field is not a whole number')
 end
 
-local users, n, last = {}, 0, 0
-for i = 4, #ARGV, 4 do
-  n = n + 1
-  users[n] = ARGV[i]
-  local seq = whole(ARGV[i + 1])
-  if not seq then
-    return fault('seq is not a whole number')
-  end
-  last = math.max(last, seq)
+local first, verdicts = whole(ARGV[4]), ARGV[5]
+local n = #ARGV - 5
+if not first or n < 1 or #verdicts ~= n or string.find(verdicts, '[^phcrx]') then
+  return fault('first is not a whole number, or not every order has a verdict')
 end
+local users, standing = {unpack(ARGV, 6)}, {}
+if string.find(verdicts, 'c', 1, true) then
+  for i = 1, n do
+    if string.sub(verdicts, i, i) == 'c' then
+      users[i], standing[i] = string.match(users[i], '^(%d+):([1-9]%d*%.[1-9]%d*)$')
+      if not users[i] then
+        return fault('conflict with no order')
+      end
+    end
+  end
+end
+local last = first + n - 1
 local strange = last > admitted
 local counted, out = 0, 0
 if not strange then
@@ -107,46 +115,52 @@ end
 local whole_entry = counted == n and out == 1
 local marks = redis.call('HMGET', KEYS[3], unpack(users))
 
-local set, set_old, gone, gone_old, ended, seqs = {}, {}, {}, {}, {}, {}
-local units = 0
+-- Numbers up to 2^40 print whole.
+local set, gone, ended, seqs = {}, {}, {}, {}
+local units, whole_count, prefix = 0, counted == n, ARGV[3] .. '.'
 for i = 1, n do
-  local at = 4 * i
-  local user, seq, verdict, standing = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local position = ARGV[3] .. '.' .. seq
-  local mark = marks[i]
-  local holds = mark and string.sub(mark, 1, -2) == position
-  if counted < n then
-    holds = not strange and mark == position .. 'a'
+  local user, mark, verdict = users[i], marks[i], string.sub(verdicts, i, i)
+  local position = prefix .. (first + i - 1)
+  local holds = mark == position .. 'a'
+  if not holds and whole_count then
+    holds = mark and string.sub(mark, 1, -2) == position
   end
+  holds = holds and not (strange and not whole_count)
   if verdict == 'p' or verdict == 'h' then
     if holds and mark ~= position .. verdict then
-      set[#set + 1], set[#set + 2] = user, position .. verdict
-      set_old[#set_old + 1], set_old[#set_old + 2] = user, mark
+      set[#set + 1] = user
+      set[#set + 1] = position .. verdict
     end
   elseif verdict == 'c' then
-    if not string.find(standing, '^[1-9]%d*%.[1-9]%d*$') then
-      return fault('conflict with no order')
-    end
     if holds then
-      set[#set + 1], set[#set + 2] = user, standing .. 'p'
-      set_old[#set_old + 1], set_old[#set_old + 2] = user, mark
-      units = units + 1
-    end
-  elseif verdict == 'r' or verdict == 'x' then
-    if holds then
-      gone[#gone + 1] = user
-      gone_old[#gone_old + 1], gone_old[#gone_old + 2] = user, mark
-    end
-    if verdict == 'x' and (holds or (user == '0' and counted == n)) then
+      set[#set + 1] = user
+      set[#set + 1] = standing[i] .. 'p'
       units = units + 1
     end
   else
-    return fault('unknown verdict')
+    if holds then
+      gone[#gone + 1] = user
+    end
+    if verdict == 'x' and (holds or (user == '0' and whole_count)) then
+      units = units + 1
+    end
   end
-  if verdict ~= 'p' and (holds or counted == n) then
-    seqs[#seqs + 1] = seq
-    ended[#ended + 1], ended[#ended + 2] = seq, user .. ':' .. verdict .. ':' .. standing
+  if verdict ~= 'p' and (holds or whole_count) then
+    seqs[#seqs + 1] = first + i - 1
+    ended[#ended + 1], ended[#ended + 2] = first + i - 1, user .. ':' .. verdict .. ':' .. (standing[i] or '')
   end
+end
+-- What the marks of some users were, as HSET takes it.
+local function were(names, step)
+  local by, old = {}, {}
+  for i = 1, n do
+    by[users[i]] = marks[i]
+  end
+  for i = 1, #names, step do
+    old[#old + 1] = names[i]
+    old[#old + 1] = by[names[i]]
+  end
+  return old
 end
 local ended_old = {}
 if #seqs > 0 then
@@ -161,7 +175,7 @@ if failed(step) then
   return fault('undone: ' .. step.err)
 end
 
-local undo = {}
+local undo = {} -- functions
 local function write(...)
   step = redis.pcall(...)
   return not failed(step)
@@ -170,32 +184,42 @@ local ok = write('HSET', KEYS[2],
   'stock', string.format('%.0f', stock + units), 'returned', string.format('%.0f', returned + units),
   'settled', string.format('%.0f', settled + counted), 'removed', string.format('%.0f', removed + #gone))
 if ok then
-  undo[#undo + 1] = {'HSET', KEYS[2], 'stock', voucher[1], 'returned', voucher[2], 'settled', voucher[3], 'removed', voucher[4]}
+  undo[#undo + 1] = function()
+    redis.pcall('HSET', KEYS[2], 'stock', voucher[1], 'returned', voucher[2], 'settled', voucher[3], 'removed', voucher[4])
+  end
   ok = write('HSET', KEYS[1], 'settled', string.format('%.0f', meta_settled + counted), 'entries_out', string.format('%.0f', entries_out + out))
 end
 if ok then
-  undo[#undo + 1] = {'HSET', KEYS[1], 'settled', meta[2], 'entries_out', meta[4]}
+  undo[#undo + 1] = function()
+    redis.pcall('HSET', KEYS[1], 'settled', meta[2], 'entries_out', meta[4])
+  end
   if #set > 0 then
     ok = write('HSET', KEYS[3], unpack(set))
     if ok then
-      undo[#undo + 1] = {'HSET', KEYS[3], unpack(set_old)}
+      undo[#undo + 1] = function()
+        redis.pcall('HSET', KEYS[3], unpack(were(set, 2)))
+      end
     end
   end
 end
 if ok and #gone > 0 then
   ok = write('HDEL', KEYS[3], unpack(gone))
   if ok then
-    undo[#undo + 1] = {'HSET', KEYS[3], unpack(gone_old)}
+    undo[#undo + 1] = function()
+      redis.pcall('HSET', KEYS[3], unpack(were(gone, 1)))
+    end
   end
 end
 if ok and #seqs > 0 then
   ok = write('HSET', KEYS[4], unpack(ended))
   if ok then
-    for i = 1, #seqs do
-      if ended_old[i] then
-        undo[#undo + 1] = {'HSET', KEYS[4], seqs[i], ended_old[i]}
-      else
-        undo[#undo + 1] = {'HDEL', KEYS[4], seqs[i]}
+    undo[#undo + 1] = function()
+      for i = 1, #seqs do
+        if ended_old[i] then
+          redis.pcall('HSET', KEYS[4], seqs[i], ended_old[i])
+        else
+          redis.pcall('HDEL', KEYS[4], seqs[i])
+        end
       end
     end
   end
@@ -206,7 +230,7 @@ end
 if not ok then
   local why = step.err
   for i = #undo, 1, -1 do
-    redis.pcall(unpack(undo[i]))
+    undo[i]()
   end
   return fault('undone: ' .. why)
 end

@@ -457,3 +457,20 @@ func TestAdmittedSeq_TellsHowFarTheLedgerHasAdmitted(t *testing.T) {
 	_, err = AdmittedSeq(b.ctx, b.client, b.partition, b.epoch, b.voucher.VoucherID)
 	require.ErrorIs(t, err, ErrFault)
 }
+
+// The script is told the first seq alone, so what is not one run must not reach it.
+func TestSettle_OrdersThatAreNotOneRunAreRefused(t *testing.T) {
+	b := newBook(t, 10)
+	reply := b.admit(1, 2, 3)
+	require.Equal(t, AdmitOK, reply.Status)
+	entry := b.entries()[0]
+	gap := b.settlement(entry, VerdictPersisted)
+	gap.Orders = append(gap.Orders[:1:1], gap.Orders[2])
+	none := b.settlement(entry, VerdictPersisted)
+	none.Orders = nil
+	results := Settle(b.ctx, b.client, []Settlement{gap, none, b.settlement(entry, VerdictPersisted)})
+	require.ErrorIs(t, results[0].Err, ErrFault)
+	require.ErrorIs(t, results[1].Err, ErrFault)
+	require.NoError(t, results[2].Err)
+	require.True(t, results[2].Settled)
+}

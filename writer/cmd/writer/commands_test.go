@@ -141,6 +141,7 @@ func TestCheckConfig_NamesBothValuesOfWhatDoesNotFit(t *testing.T) {
 		{"half of TLS", []string{"--tls-cert-file=" + key}, []string{"--tls-key-file"}},
 		{"client CA alone", []string{"--tls-client-ca-file=" + key}, []string{"--tls-client-ca-file needs"}},
 		{"redis address", []string{"--redis-addr=x"}, []string{`redis address "x"`}},
+		{"redis cluster", []string{"--redis-cluster"}, []string{"--redis-cluster", "one server"}},
 		{"redis TLS off", []string{"--redis-tls-server-name=x"}, []string{"--redis-tls"}},
 		{"file that is not there", []string{"--redis-username=u", "--redis-password-file=/no/such/file"}, []string{"--redis-password-file", "/no/such/file"}},
 		{"no order key", []string{"--order-key-file=/no/such/key"}, []string{"/no/such/key"}},

@@ -27,7 +27,10 @@ type commands struct {
 	Version     kong.VersionFlag `help:"Print the version and exit."`
 }
 
-func main() { os.Exit(execute(os.Args[1:], command.Streams{Out: os.Stdout, Err: os.Stderr})) }
+func main() {
+	command.TuneGC()
+	os.Exit(execute(os.Args[1:], command.Streams{Out: os.Stdout, Err: os.Stderr}))
+}
 
 func execute(args []string, std command.Streams) int {
 	return command.Run("writer", description, &commands{}, args, std)

@@ -131,7 +131,7 @@ func (s *settings) slots(partitions int) int {
 	if s.Slots > 0 {
 		return s.Slots
 	}
-	return 2*s.BatchSize*s.Committers + ledger.MaxBatch*partitions
+	return 4*s.BatchSize*s.Committers + ledger.MaxBatch*partitions
 }
 
 // check names everything that contradicts itself, with the values. It opens no
@@ -140,6 +140,8 @@ func (s *settings) check() (problems command.Problems) {
 	problems.HostPort("--listen", s.Listen)
 	problems.HostPort("--admin", s.Admin)
 	problems.Add(s.Redis.Validate())
+	// The guardian proves a ledger on one connection, to one server.
+	problems.If(s.Redis.Cluster, "--redis-cluster: a writer cannot yet prove a ledger that lies on several servers; give it one server")
 	problems.If(s.DatabaseDSNFile == "" && s.DatabaseDSN == "", "no database is given: set --database-dsn-file")
 	problems.If(s.OrderKeyFile == "", "no order key is given: set --order-key-file (writer keygen makes one)")
 	problems.If(s.Committers < 1 || s.Committers > 64, "--committers %d: must be from 1 to 64", s.Committers)

@@ -52,8 +52,8 @@ type Watcher struct {
 	// is looked for in the stream.
 	AlarmAge time.Duration
 	Now      func() time.Time
-	// LookFor is how long a look may take before it leaves the rest of the vouchers
-	// to the next one; 0 is without end.
+	// LookFor is how long a look may take before it leaves the rest of the vouchers,
+	// and of a voucher's orders, to the next one; 0 is without end, for a proof.
 	LookFor time.Duration
 
 	epoch    int64
@@ -159,11 +159,21 @@ func (w *Watcher) read(ctx context.Context, voucher orderstore.Voucher) error {
 	if errors.Is(err, ledger.ErrFault) {
 		found, err = []Violation{{Rule: RuleLedgerFault, VoucherID: voucher.ID, Detail: err.Error()}}, nil
 	}
-	if err != nil {
-		return err
+	of := func(list []Violation, rule string) bool {
+		return slices.ContainsFunc(list, func(v Violation) bool { return v.Rule == rule })
 	}
 	for i := range found {
-		found[i].Again = slices.ContainsFunc(v.found, func(old Violation) bool { return old.Rule == found[i].Rule })
+		found[i].Again = of(v.found, found[i].Rule)
+	}
+	if err != nil {
+		// Half a reading finds what it finds, and takes back nothing.
+		for _, old := range v.found {
+			if !of(found, old.Rule) {
+				found = append(found, old)
+			}
+		}
+		v.found = found
+		return err
 	}
 	for i := range v.missing {
 		v.missing[i].Again = true
@@ -196,20 +206,19 @@ func (w *Watcher) scan(ctx context.Context) error {
 	return nil
 }
 
+// look reads both sides of a voucher. What it finds beside an error is found all
+// the same: it needs nothing of what failed.
 func (w *Watcher) look(ctx context.Context, voucher orderstore.Voucher, v *watched) ([]Violation, error) {
 	// The database first for what lies beyond the ledger, the ledger first for
 	// what the database lacks.
-	ahead, err := w.Store.MaxSeq(ctx, voucher.ID, w.epoch)
-	if err != nil {
-		return nil, err
-	}
+	ahead, aheadErr := w.Store.MaxSeq(ctx, voucher.ID, w.epoch)
 	reading, err := ledger.ReadBooks(ctx, w.Client, w.Partition, w.epoch, voucher.ID)
 	if err != nil {
 		return nil, err
 	}
 	violations := Moment(voucher.ID, reading)
 	if !reading.Exists || reading.State == ledger.VoucherArchived {
-		return violations, nil
+		return violations, aheadErr
 	}
 	if reading.Rev < voucher.Rev {
 		violations = append(violations, Violation{
@@ -223,18 +232,19 @@ func (w *Watcher) look(ctx context.Context, voucher orderstore.Voucher, v *watch
 			Detail: fmt.Sprintf("the ledger is %s by rev %d, the database %s by rev %d", reading.State, reading.Rev, voucher.State, voucher.Rev),
 		})
 	}
+	v.inFlight = reading.InFlight()
+	if aheadErr != nil {
+		return violations, aheadErr
+	}
 	if ahead > reading.Seq {
 		violations = append(violations, DatabaseAhead(voucher.ID, ahead, reading.Seq))
 	}
 	violations = append(violations, DatabaseMoment(voucher.ID, orderstore.Reading{Total: voucher.Total, Stock: voucher.Stock, Sold: voucher.Sold})...)
-	v.inFlight = reading.InFlight()
 	if err := w.bridge(ctx, voucher, v, reading); err != nil {
-		return nil, err
+		return violations, err
 	}
-	if err := w.recount(ctx, voucher, v, reading); err != nil {
-		return nil, err
-	}
-	return append(violations, v.recounted...), nil
+	err = w.recount(ctx, voucher, v, reading)
+	return append(violations, v.recounted...), err
 }
 
 // bridge moves the mark up to which every order was found. What is older than
@@ -254,6 +264,12 @@ func (w *Watcher) bridge(ctx context.Context, voucher orderstore.Voucher, v *wat
 	if due <= v.proven {
 		return nil
 	}
+	// Until they are found they are due again at the next look.
+	v.seen = slices.Insert(v.seen, 0, sighting{now.Add(-w.AlarmAge), due})
+	if w.LookFor > 0 {
+		// A guardian that has just come has a whole sale before it.
+		due = min(due, v.proven+recountChunk)
+	}
 	n, err := w.Store.CountPositions(ctx, voucher.ID, w.epoch, v.proven+1, due)
 	if err != nil {
 		return err
@@ -263,8 +279,6 @@ func (w *Watcher) bridge(ctx context.Context, voucher orderstore.Voucher, v *wat
 		delete(w.overdue, voucher.ID)
 		return nil
 	}
-	// Until they are written they are due again at the next look.
-	v.seen = append([]sighting{{now.Add(-w.AlarmAge), due}}, v.seen...)
 	w.overdue[voucher.ID] = Range{From: v.proven + 1, To: due}
 	return nil
 }
@@ -279,7 +293,7 @@ func (w *Watcher) recount(ctx context.Context, voucher orderstore.Voucher, v *wa
 	}
 	// Also where it fails: a recount that is too slow must not end every look.
 	most := recountMost
-	if v.proven <= recountSmall {
+	if reading.Seq <= recountSmall {
 		most = recountSmallMost
 	}
 	defer func() {
@@ -303,7 +317,7 @@ func (w *Watcher) recount(ctx context.Context, voucher orderstore.Voucher, v *wa
 	if v.recountedTo = to; to >= v.proven {
 		v.recountedTo = 0
 	}
-	if v.proven <= recountWhole {
+	if reading.Seq <= recountWhole {
 		counted, err := w.whole(ctx, voucher, reading)
 		if err != nil {
 			return err

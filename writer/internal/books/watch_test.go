@@ -1,6 +1,9 @@
 package books_test
 
 import (
+	"context"
+	"errors"
+	"strconv"
 	"testing"
 	"time"
 
@@ -123,4 +126,81 @@ func TestWatcher_OverdueOrdersOfEveryVoucherAreLookedFor(t *testing.T) {
 	require.True(t, missing["orders_missing: voucher 1: seq [1 2] is neither a row, nor an outcome, nor in a stream entry again"], "%v", missing)
 	require.True(t, missing["orders_missing: voucher 2: seq [1] is neither a row, nor an outcome, nor in a stream entry again"], "%v", missing)
 	require.Equal(t, int64(4), w.InFlight())
+}
+
+// counting stands between a watcher and the database's counts.
+type counting struct {
+	books.Store
+	count func(from, to int64) (int64, error)
+	whole func() (orderstore.Reading, error)
+}
+
+func (c counting) CountPositions(_ context.Context, _, _, from, to int64) (int64, error) {
+	return c.count(from, to)
+}
+
+func (c counting) Read(context.Context, int64, bool) (orderstore.Reading, error) { return c.whole() }
+
+// Figures of the ledger that contradict each other need no count of rows.
+func TestWatcher_CountThatFailsHidesNoFigureOfTheLedger(t *testing.T) {
+	f, _, w, look := watched(t, 1, time.Second)
+	down := errors.New("too slow")
+	for name, store := range map[string]counting{
+		"a count": {Store: f.Store, count: func(int64, int64) (int64, error) { return 0, down }},
+		"a recount": {
+			Store: f.Store, count: func(from, to int64) (int64, error) { return to - from + 1, nil },
+			whole: func() (orderstore.Reading, error) { return orderstore.Reading{}, down },
+		},
+	} {
+		w.Store = f.Store
+		require.Empty(t, look(), name)
+		vouchers, err := f.Store.LiveVouchers(f.Ctx, 0)
+		require.NoError(t, err)
+		require.NoError(t, f.Do("HINCRBY", ledger.VoucherKey(0, 1, 1), "stock", "1").Error())
+		w.Store = store
+		violations, err := w.Look(f.Ctx, 1, vouchers)
+		require.ErrorIs(t, err, down, name)
+		require.Len(t, violations, 1, name)
+		require.Equal(t, books.RuleLedgerStock, violations[0].Rule)
+		require.Equal(t, books.Oversell, violations[0].Drift)
+		// What was found before, and was not asked again, is not taken back.
+		require.NoError(t, f.Do("HINCRBY", ledger.VoucherKey(0, 1, 1), "stock", "-1").Error())
+		violations, err = w.Look(f.Ctx, 1, vouchers)
+		require.ErrorIs(t, err, down, name)
+		require.Len(t, violations, 1, name)
+	}
+}
+
+// However long a sale is, one look counts a bounded part of it, but where it is to
+// prove all of it.
+func TestWatcher_LongSaleIsCountedInParts(t *testing.T) {
+	f, _, w, look := watched(t, 1, time.Second)
+	const orders, most = 5_500_000, 1_000_000
+	w.LookFor = time.Hour
+	require.NoError(t, f.Do("HSET", ledger.VoucherKey(0, 1, 1), "seq", strconv.Itoa(orders), "settled", strconv.Itoa(orders)).Error())
+	var widest, last int64
+	w.Store = counting{
+		Store: f.Store,
+		count: func(from, to int64) (int64, error) {
+			widest, last = max(widest, to-from+1), max(last, to)
+			return to - from + 1, nil
+		},
+		whole: func() (orderstore.Reading, error) {
+			t.Error("all rows are counted at once")
+			return orderstore.Reading{}, nil
+		},
+	}
+	for range 6 {
+		look()
+	}
+	require.LessOrEqual(t, widest, int64(most))
+	require.Equal(t, int64(orders), last, "six looks see all of it")
+
+	last = 0
+	proof := books.Watcher{Store: w.Store, Client: f.Client, Now: time.Now}
+	vouchers, err := f.Store.LiveVouchers(f.Ctx, 0)
+	require.NoError(t, err)
+	_, err = proof.Look(f.Ctx, 1, vouchers)
+	require.NoError(t, err)
+	require.Equal(t, int64(orders), last, "a proof sees all of it at once")
 }

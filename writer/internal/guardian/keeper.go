@@ -129,14 +129,15 @@ func (k *keeper) look(ctx context.Context) {
 		status, err = k.guard(ctx, stepCtx)
 	}
 	if !guardian || err != nil {
-		// A guardian that cannot read the database still sees what gateways see.
-		reason := ""
+		// A guardian that cannot read the database still sees what gateways see, and
+		// tells what the books said before it failed.
+		reason, alarm := "", status.Alarm
 		if err != nil {
 			reason = reasonOf(err)
 		}
 		seen, seeErr := k.observe(ctx)
 		status, err = seen, errors.Join(err, seeErr)
-		status.Reason = cmp.Or(status.Reason, reason)
+		status.Reason, status.Alarm = cmp.Or(status.Reason, reason), alarm
 		if seeErr != nil {
 			status.Open, status.Reason = false, cmp.Or(reason, reasonOf(seeErr))
 		}
@@ -264,6 +265,10 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 		if adopted, err := k.adopt(ctx, row, meta); adopted || err != nil {
 			return Status{Epoch: row.Epoch, Open: adopted}, err
 		}
+	}
+	if meta.Exists && meta.Epoch == row.Epoch {
+		// Whatever the proof says, what is in flight comes to an end.
+		k.tidy(stepCtx, row.Epoch)
 	}
 	return k.prove(ctx, row, meta)
 }

@@ -154,3 +154,42 @@ func TestGuardian_FaultClosedPartitionStillBringsItsOrdersToAnEnd(t *testing.T) 
 		return err == nil
 	}, 8*time.Second, 50*time.Millisecond, "three acknowledged orders can be read by nobody")
 }
+
+// The same where it is the books that do not hold.
+func TestGuardian_PartitionClosedByItsBooksStillBringsItsOrdersToAnEnd(t *testing.T) {
+	f := writertest.New(t, 1)
+	g := f.Guarded()
+	f.Voucher(g, 7, 100)
+	f.Admitted(7, 1, 2, 3)
+	require.NoError(t, f.Do("HINCRBY", ledger.VoucherKey(0, 1, 7), "stock", "1").Error())
+	closed(t, g, 0, "ledger_stock")
+	taken(t, f, "gone")
+	require.NoError(t, f.Do("XGROUP", "DELCONSUMER", ledger.OrdersKey(0, 1), ledger.Group, "gone").Error())
+	require.Eventually(t, func() bool { return lastDelivered(t, f) == "0-0" }, writertest.Patience, 50*time.Millisecond,
+		"three acknowledged orders can be read by nobody")
+	require.False(t, g.Status()[0].Open)
+}
+
+// Nothing can be counted in the database. What the ledger says is still known,
+// and all other duties of a guardian go on.
+func TestGuardian_BooksThatCannotBeCountedEndNothingElse(t *testing.T) {
+	f := writertest.New(t, 1)
+	g, look := stepped(t, f)
+	f.Voucher(g, 7, 100)
+	f.Voucher(g, 8, 100)
+	f.Admitted(7, 1)
+	look()
+	f.Exec("RENAME TABLE order_outcomes TO away")
+	require.NoError(t, f.Do("HINCRBY", ledger.VoucherKey(0, 1, 7), "stock", "-1").Error())
+	_, err := f.Store.Transition(f.Ctx, 8, []string{orderstore.StateOpen}, orderstore.StateClosed)
+	require.NoError(t, err)
+	look()
+	status := g.Status()[0]
+	require.NotEmpty(t, status.Reason, "the books could be counted")
+	require.True(t, status.Open)
+	require.Contains(t, status.Alarm, "ledger_stock: voucher 7")
+	voucher, err := f.Store.Voucher(f.Ctx, 8)
+	require.NoError(t, err)
+	require.True(t, voucher.Applied(), "the ledger does not know that voucher 8 is closed")
+	f.Exec("RENAME TABLE away TO order_outcomes")
+}

@@ -2,6 +2,7 @@ package guardian
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/seckill/seckill/pkg/ledger"
@@ -18,19 +19,28 @@ const (
 	orphansPages = 10
 )
 
-// tend keeps the stream healthy: decisions of operators are told to the ledger,
-// entries that belong to nobody are delivered again, consumers that are dead
-// and hold nothing go. What fails is tried again at the next look.
+// tend tells decisions of operators to the ledger, and keeps the stream tidy. What
+// fails is tried again at the next look.
 func (k *keeper) tend(ctx context.Context, epoch int64) {
 	if err := k.tell(ctx); err != nil && ctx.Err() == nil {
 		k.log.Warn("telling the ledger what became of dead letters", telemetry.KeyErr, err)
 	}
+	k.tidy(ctx, epoch)
+}
+
+// tidy has entries that belong to nobody delivered again, and removes consumers
+// that are dead and hold nothing. It is right for a ledger that is not proven, too.
+func (k *keeper) tidy(ctx context.Context, epoch int64) {
 	now := time.Now()
 	if now.Before(k.nextTend) {
 		return
 	}
 	k.nextTend = now.Add(min(tendEvery, 10*k.Interval))
-	if err := k.adoptOrphans(ctx, epoch); err != nil && ctx.Err() == nil {
+	err := k.adoptOrphans(ctx, epoch)
+	if errors.Is(err, ledger.ErrNoGroup) {
+		return // there is nothing to keep tidy, and others say so
+	}
+	if err != nil && ctx.Err() == nil {
 		k.log.Warn("looking for entries that belong to nobody", telemetry.KeyErr, err)
 	}
 	if err := k.removeDead(ctx, epoch); err != nil && ctx.Err() == nil {

@@ -51,9 +51,6 @@ func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledge
 	if status, err = k.act(ctx, status, k.bringForward(ctx, carried, violations)); err != nil || !status.Open {
 		return status, err
 	}
-	if lookErr != nil {
-		return status, lookErr
-	}
 	for _, voucher := range waiting {
 		if err := k.carryOne(ctx, voucher); err != nil {
 			if errors.Is(err, ledger.ErrMissing) && voucher.LedgerEpoch == row.Epoch {
@@ -63,7 +60,8 @@ func (k *keeper) watch(ctx context.Context, row orderstore.Partition, meta ledge
 		}
 	}
 	k.tend(ctx, row.Epoch)
-	return status, nil
+	// Books that cannot be read, perhaps those of one voucher, end nothing else.
+	return status, lookErr
 }
 
 // nurse is the round of the guardian of a partition that a fault closed: what
@@ -84,11 +82,8 @@ func (k *keeper) nurse(ctx context.Context, row orderstore.Partition, status Sta
 	}
 	k.tend(ctx, row.Epoch)
 	violations, err := k.watcher.Look(ctx, row.Epoch, made)
-	if err != nil {
-		return status, err
-	}
 	k.show(&status, violations)
-	return status, nil
+	return status, err
 }
 
 // carryTimeout keeps one voucher whose row is locked from taking a whole look.

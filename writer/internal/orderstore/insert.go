@@ -14,7 +14,7 @@ const (
 	// nothing for the driver to convert. persisted_at is the database's.
 	sqlInsertOrders = "INSERT INTO `orders` (voucher_id, epoch, seq, user_id, reference, admitted_at) VALUES ?"
 
-	// datetime is a time as a literal, of 26 bytes.
+	// datetime is a time as a literal.
 	datetime = "'2006-01-02 15:04:05.000'"
 	// orderRoom is about what a row without a reference takes, in bytes.
 	orderRoom = 80

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/seckill/seckill/pkg/faultpoint"
@@ -12,11 +13,21 @@ import (
 	"github.com/seckill/seckill/writer/internal/orderstore"
 )
 
+// committer brings batches through, one after the other. A batch is settled
+// while the next one is written: one at a time, so that a committer has two
+// batches in hand at most.
+type committer struct {
+	*Pipeline
+	settling sync.WaitGroup
+}
+
 // commitLoop takes what is in hand, up to a batch, and brings it through. No
 // timer: a lone entry is committed at once, and under load a batch gathers
 // while the committers are busy. stopping ends retries of what cannot be
 // written now; working ends everything.
 func (p *Pipeline) commitLoop(working, stopping context.Context) {
+	c := &committer{Pipeline: p}
+	defer c.settling.Wait()
 	for first := range p.entries {
 		var batch []work
 		for rows, w, ok := 0, first, true; ok; {
@@ -33,13 +44,13 @@ func (p *Pipeline) commitLoop(working, stopping context.Context) {
 				ok = false
 			}
 		}
-		p.commit(working, stopping, batch)
+		c.commit(working, stopping, batch)
 	}
 }
 
 // commit brings a batch through. Whatever it does not bring to an end stays
 // pending, or is parked.
-func (p *Pipeline) commit(working, stopping context.Context, batch []work) {
+func (c *committer) commit(working, stopping context.Context, batch []work) {
 	var readable, dead []work
 	for _, w := range batch {
 		if w.dead != nil {
@@ -48,13 +59,13 @@ func (p *Pipeline) commit(working, stopping context.Context, batch []work) {
 		}
 		readable = append(readable, w)
 	}
-	p.bring(working, stopping, readable)
+	c.bring(working, stopping, readable)
 	for _, w := range dead {
-		if errors.Is(p.bury(working, stopping, w), errSlow) {
-			p.parking.park([]work{w})
+		if errors.Is(c.bury(working, stopping, w), errSlow) {
+			c.parking.park([]work{w})
 			continue
 		}
-		p.drop(w)
+		c.drop(w)
 	}
 }
 
@@ -62,7 +73,7 @@ func (p *Pipeline) commit(working, stopping context.Context, batch []work) {
 // settles the entries. Where a row is locked, or the database too slow for so
 // many, each voucher is tried for itself, and one that stands in the way is
 // parked: it must not hold up the others.
-func (p *Pipeline) bring(working, stopping context.Context, batch []work) {
+func (c *committer) bring(working, stopping context.Context, batch []work) {
 	if len(batch) == 0 {
 		return
 	}
@@ -70,34 +81,40 @@ func (p *Pipeline) bring(working, stopping context.Context, batch []work) {
 	for i, w := range batch {
 		entries[i] = w.entry
 	}
-	err := p.bringAll(working, stopping, entries)
+	settlements, err := c.write(working, stopping, entries)
 	if errors.Is(err, errSlow) {
 		byVoucher := map[int64][]work{}
 		for _, w := range batch {
 			byVoucher[w.entry.VoucherID] = append(byVoucher[w.entry.VoucherID], w)
 		}
 		if len(byVoucher) == 1 {
-			p.parking.park(batch)
+			c.parking.park(batch)
 			return
 		}
 		for _, of := range byVoucher {
-			p.bring(working, stopping, of)
+			c.bring(working, stopping, of)
 		}
 		return
 	}
 	if err != nil {
-		p.Logger.Warn("batch left pending", telemetry.KeyEntries, len(entries), telemetry.KeyErr, err)
+		c.Logger.Warn("batch left pending", telemetry.KeyEntries, len(entries), telemetry.KeyErr, err)
 	}
-	for _, w := range batch {
-		p.drop(w)
-	}
+	c.settling.Wait()
+	c.settling.Go(func() {
+		c.settle(working, settlements)
+		for _, w := range batch {
+			c.drop(w)
+		}
+	})
 }
 
-func (p *Pipeline) bringAll(working, stopping context.Context, entries []ledger.Entry) error {
+// write gives every order of some entries its verdict in the database, and
+// returns what the ledger is to be told of them.
+func (p *Pipeline) write(working, stopping context.Context, entries []ledger.Entry) ([]ledger.Settlement, error) {
 	faultpoint.Reach(faultpoint.WriterBeforeCommit)
 	verdicts, err := p.persist(working, stopping, entries)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	faultpoint.Reach(faultpoint.WriterAfterCommit)
 
@@ -111,8 +128,7 @@ func (p *Pipeline) bringAll(working, stopping context.Context, entries []ledger.
 			p.metrics.admitToPersist.Observe(now.Sub(entry.AdmittedAt).Seconds())
 		}
 	}
-	p.settle(working, settlements)
-	return nil
+	return settlements, nil
 }
 
 // drop ends the holding of a work.

@@ -131,3 +131,24 @@ func TestReader_ReadThatWaitsEndsWithItsStream(t *testing.T) {
 	require.NoError(t, f.Do("UNLINK", ledger.OrdersKey(0, 1)).Error())
 	require.Eventually(t, func() bool { return f.metric("seckill_writer_read_errors_total") > 0 }, writertest.Patience, 10*time.Millisecond)
 }
+
+// The answer to a read comes a second after its wait was over, with an entry: it
+// is not given up, and the entry not taken over.
+func TestReader_AnswerThatComesLateIsStillRead(t *testing.T) {
+	f := newFixture(t, 1)
+	g := f.Guarded()
+	f.Voucher(g, 7, 100)
+	proxy := devstack.TestProxy(t, f.Redis.Addr())
+	o := f.options("w1")
+	o.Reader, o.MinIdle = f.Dial(proxy.Addr()), time.Hour
+	f.Run(f.pipeline(o))
+	f.blocked()
+	proxy.Hold()
+	require.Eventually(t, func() bool { return proxy.Held() > 0 }, writertest.Patience, time.Millisecond, "no read is on its way")
+	f.Admitted(7, 1)
+	time.Sleep(o.Block + time.Second)
+	proxy.Release()
+	f.settled(0)
+	require.Zero(t, f.metric("seckill_writer_read_errors_total"))
+	require.Zero(t, f.metric("seckill_writer_orders_reclaimed_total"))
+}

@@ -167,9 +167,11 @@ func (p *Pipeline) bringParked(working, stopping context.Context, batch []work) 
 		}
 	}
 	if len(entries) > 0 {
-		if err := p.bringAll(working, stopping, entries); err != nil {
+		settlements, err := p.write(working, stopping, entries)
+		if err != nil {
 			return err
 		}
+		p.settle(working, settlements)
 	}
 	for _, w := range batch {
 		if w.dead != nil {
