@@ -80,6 +80,9 @@ func (c *loadCommand) Validate() error {
 	if c.GrabTimeout <= 0 {
 		return fmt.Errorf("--grab-timeout %s: must be more than 0", c.GrabTimeout)
 	}
+	if c.JSON != "" && c.JSON == c.Report {
+		return errors.New("--json and --report: give two files")
+	}
 	if c.FirstUser < 1 {
 		return fmt.Errorf("--first-user %d: must be at least 1", c.FirstUser)
 	}
@@ -219,7 +222,16 @@ func (c *loadCommand) announce(ctx context.Context, to *connection, out io.Write
 		return nil
 	}
 	fmt.Fprint(out, "Go on? [y/N] ")
-	answer, _ := bufio.NewReader(io.LimitReader(in, answerMax)).ReadString('\n')
+	answered := make(chan string, 1)
+	go func() { // an interrupt must not wait for an answer
+		answer, _ := bufio.NewReader(io.LimitReader(in, answerMax)).ReadString('\n')
+		answered <- answer
+	}()
+	var answer string
+	select {
+	case answer = <-answered:
+	case <-ctx.Done():
+	}
 	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
 		return errors.New("nothing was taken")
 	}
@@ -239,30 +251,32 @@ func (c *loadCommand) print(to *connection, std command.Streams, result *load.Re
 		return fmt.Errorf("writing the result: %w", err)
 	}
 	text = append(text, '\n')
+	// Where one cannot be written the others are worth the more.
+	var errs []error
+	written := func(what string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("writing %s: %w", what, err))
+		}
+	}
 	if to.Output == "json" {
 		_, err = std.Out.Write(text)
 	} else {
 		_, err = io.WriteString(std.Out, result.Summary())
 	}
-	if err != nil {
-		return fmt.Errorf("writing the result: %w", err)
-	}
+	written("the result", err)
 	fmt.Fprintf(std.Err, "The next load finds fresh users from --first-user %d on.\n", c.FirstUser+result.Users)
 	if jsonFile != nil {
-		if err := fill(jsonFile, text); err != nil {
-			return fmt.Errorf("writing --json: %w", err)
-		}
+		written("--json", fill(jsonFile, text))
 	}
 	if reportFile != nil {
 		var page bytes.Buffer
-		if err := result.Page(fmt.Sprintf("Load on voucher %d", c.Voucher), c.facts(to)...).WriteHTML(&page); err != nil {
-			return fmt.Errorf("writing --report: %w", err)
+		err := result.Page(fmt.Sprintf("Load on voucher %d", c.Voucher), c.facts(to)...).WriteHTML(&page)
+		if err == nil {
+			err = fill(reportFile, page.Bytes())
 		}
-		if err := fill(reportFile, page.Bytes()); err != nil {
-			return fmt.Errorf("writing --report: %w", err)
-		}
+		written("--report", err)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // facts are what one must know to read the page.
@@ -301,8 +315,14 @@ func openResult(name, flag string) (*os.File, error) {
 }
 
 func fill(f *os.File, text []byte) error {
-	if err := f.Truncate(0); err != nil {
+	info, err := f.Stat()
+	if err != nil {
 		return err
+	}
+	if info.Mode().IsRegular() { // else a pipe or a terminal, which has no length
+		if err := f.Truncate(0); err != nil {
+			return err
+		}
 	}
 	if _, err := f.Write(text); err != nil {
 		return err

@@ -170,6 +170,7 @@ func TestLoad_MistakesTakeNothing(t *testing.T) {
 		"share":          {[]string{"--voucher=7", "--rate=1", "--repeat-share=2", "-y"}, 2, "repeat share 2"},
 		"no streams":     {[]string{"--voucher=7", "--rate=1", "--streams=0", "-y"}, 2, "--streams"},
 		"no deadline":    {[]string{"--voucher=7", "--rate=1", "--grab-timeout=0s", "-y"}, 2, "--grab-timeout"},
+		"one file":       {[]string{"--voucher=7", "--rate=1", "--json=x", "--report=x", "-y"}, 2, "--json and --report"},
 		"user 0":         {[]string{"--voucher=7", "--rate=1", "--first-user=0", "-y"}, 2, "--first-user 0"},
 		"nobody to ask":  {[]string{"--voucher=7", "--rate=1"}, 2, "give --yes"},
 		"no such folder": {[]string{"--voucher=7", "--rate=1", "-y", "--json=/nonexistent/x"}, 1, "--json: open /nonexistent/x"},
@@ -191,6 +192,54 @@ func TestLoad_MistakesTakeNothing(t *testing.T) {
 	for _, want := range []string{"WARNING", "takes a real unit", "Exit code", "--repeat-share"} {
 		require.Contains(t, out, want)
 	}
+}
+
+// A device has no length to cut, and one that is full keeps nothing from the
+// other result.
+func TestLoad_WritesWhatItCanWhereOneResultCannotBeWritten(t *testing.T) {
+	addr := gateway(t, &sale{})
+	load := func(args ...string) (int, string, string) {
+		return run(append([]string{"--writer=127.0.0.1:1", "--gateway", addr, "load", "--voucher=7", "--concurrency=5", "--count=50", "-y"}, args...)...)
+	}
+	code, _, errs := load("--json", os.DevNull)
+	require.Zero(t, code, errs)
+
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("no /dev/full here")
+	}
+	page := filepath.Join(t.TempDir(), "page.html")
+	code, out, errs := load("--json=/dev/full", "--report", page)
+	require.Equal(t, 1, code)
+	require.Contains(t, errs, "writing --json: write /dev/full: no space left on device")
+	require.Contains(t, out, "sold_out")
+	html, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(html), "</html>")
+}
+
+func TestLoad_AnInterruptEndsTheQuestion(t *testing.T) {
+	s := &sale{}
+	to := &connection{Gateway: gateway(t, s), Writer: "127.0.0.1:1", Timeout: 5 * time.Second, Output: "text"}
+	c := &loadCommand{Voucher: 7, Concurrency: 1, Count: 10, FirstUser: 1, Unary: true, Connections: 1, MaxOutstanding: 1, GrabTimeout: time.Second}
+	ctx, interrupt := context.WithCancel(t.Context())
+	in, terminal := io.Pipe() // nobody answers
+	defer terminal.Close()
+	asked := &notice{of: "Go on?", then: interrupt}
+	require.ErrorContains(t, c.run(ctx, to, command.Streams{Out: io.Discard, Err: asked}, in), "nothing was taken")
+	require.Zero(t, s.grabs.Load())
+}
+
+// notice calls then when it is told of something.
+type notice struct {
+	of   string
+	then func()
+}
+
+func (n *notice) Write(text []byte) (int, error) {
+	if strings.Contains(string(text), n.of) {
+		n.then()
+	}
+	return len(text), nil
 }
 
 func TestLoad_AsksBeforeItTakes(t *testing.T) {
