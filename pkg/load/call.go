@@ -83,7 +83,7 @@ func (r *run) callOpen(ctx context.Context, target Caller) {
 		if stopped || arrivals.left <= 0 {
 			break
 		}
-		rest.until(max(at-now, pace), r.stop, nil, nil)
+		rest.until(max(at-now, callPace), r.stop, nil, nil)
 	}
 	r.offering.Done()
 	close(due)

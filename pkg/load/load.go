@@ -171,9 +171,12 @@ const (
 
 	// maxIntervals bounds the length of a time series.
 	maxIntervals = 3000
-	// pace is how long a lane that has sent all that was due rests: short beside any
-	// latency of a call, long beside what waking up costs.
-	pace = time.Millisecond
+	// callPace and pace are how long whoever has started all that was due rests, plain
+	// calls and Grabs of a pipe: what becomes due meanwhile waits, which is in its
+	// latency. A call is started in a fifth of a millisecond, at what waking up costs;
+	// a pipe has messages to fill.
+	callPace = 200 * time.Microsecond
+	pace     = time.Millisecond
 )
 
 func (p *Plan) complete() error {

@@ -24,19 +24,21 @@ const (
 	tutorialCalls                     = 200_000
 )
 
-// saturate measures a target with as much as it can take.
-func (b *bench) saturate(ctx context.Context, target load.Target, voucherID int64, outstanding int, duration time.Duration) (*load.Result, error) {
+// saturate measures a target with as much as it can take, for half of the time
+// of a round: each is measured twice, see measurement. All answers should be
+// wanted.
+func (b *bench) saturate(ctx context.Context, target load.Target, voucherID int64, outstanding int, wanted load.Outcome) (*load.Result, error) {
 	result, err := load.Run(ctx, target, load.Plan{
-		VoucherID: voucherID, Concurrency: outstanding, WarmUp: duration / 4, Duration: duration,
+		VoucherID: voucherID, Concurrency: outstanding, WarmUp: b.load / 8, Duration: b.load / 2,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	if result.Count(wanted) == 0 {
+		return nil, fmt.Errorf("of %d Grabs of voucher %d none was %s: %v %v", result.Offered, voucherID, wanted, result.Answers, result.Reasons)
 	}
-	if n := result.Faults(); n > 0 {
-		b.unusually("%d of %d Grabs were faults: %v", n, result.Offered, result.Reasons)
+	if n := result.Offered - result.Count(wanted); n > 0 {
+		b.unusually("%d of %d Grabs of voucher %d at saturation were not %s: %v %v", n, result.Offered, voucherID, wanted, result.Answers, result.Reasons)
 	}
 	return result, nil
 }
@@ -46,15 +48,15 @@ func (b *bench) saturateUnary(ctx context.Context, to []*grpc.ClientConn, vouche
 	if err != nil {
 		return nil, err
 	}
-	return b.saturate(ctx, target, voucherID, callers, b.load)
+	return b.saturate(ctx, target, voucherID, callers, load.Admitted)
 }
 
-func (b *bench) saturateStream(ctx context.Context, to []*grpc.ClientConn, voucherID int64, duration time.Duration) (*load.Result, error) {
+func (b *bench) saturateStream(ctx context.Context, to []*grpc.ClientConn, voucherID int64, wanted load.Outcome) (*load.Result, error) {
 	target, err := load.NewStreams(to, load.StreamOptions{Streams: streams, Window: window})
 	if err != nil {
 		return nil, err
 	}
-	return b.saturate(ctx, target, voucherID, streams*window, duration)
+	return b.saturate(ctx, target, voucherID, streams*window, wanted)
 }
 
 // with measures what each process uses for a Grab while something runs. The
@@ -101,16 +103,23 @@ func measureFsync(ctx context.Context, b *bench) error {
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 func measureEcho(ctx context.Context, b *bench) error {
-	pids := map[string]int{"server": b.rig.echo.Pid()}
-	result, each, err := b.with(pids, func() (*load.Result, error) { return b.saturateUnary(ctx, b.rig.echoConns, 1) })
-	if err != nil {
-		return err
+	for _, e := range []struct {
+		name string
+		echo *echo
+	}{{"echo_unary", b.rig.echo}, {"echo_tuned_unary", b.rig.tuned}} {
+		result, each, err := b.with(map[string]int{"server": e.echo.Pid()}, func() (*load.Result, error) {
+			return b.saturateUnary(ctx, e.echo.conns, 1)
+		})
+		if err != nil {
+			return err
+		}
+		b.results.record(e.name+"_per_second", result.Rate(load.Admitted))
+		b.recordCPU(e.name, each)
 	}
-	b.results.record("echo_unary_per_second", result.Rate(load.Admitted))
-	b.recordCPU("echo_unary", each)
-	if result, each, err = b.with(pids, func() (*load.Result, error) {
-		return b.saturateStream(ctx, b.rig.echoConns, 1, b.load)
-	}); err != nil {
+	result, each, err := b.with(map[string]int{"server": b.rig.echo.Pid()}, func() (*load.Result, error) {
+		return b.saturateStream(ctx, b.rig.echo.conns, 1, load.Admitted)
+	})
+	if err != nil {
 		return err
 	}
 	b.results.record("echo_stream_per_second", result.Rate(load.Admitted))
@@ -146,7 +155,7 @@ func measureStream(ctx context.Context, b *bench) error {
 			return err
 		}
 		result, each, err := b.with(s.pids(), func() (*load.Result, error) {
-			return b.saturateStream(ctx, s.conns, voucher, b.load)
+			return b.saturateStream(ctx, s.conns, voucher, load.Admitted)
 		})
 		if err != nil {
 			return err
@@ -183,7 +192,7 @@ func measureRefused(ctx context.Context, b *bench) error {
 		return err
 	}
 	result, each, err := b.with(s.pids(), func() (*load.Result, error) {
-		return b.saturateStream(ctx, s.conns, s.soldOut, b.load)
+		return b.saturateStream(ctx, s.conns, s.soldOut, load.SoldOut)
 	})
 	if err != nil {
 		return err
@@ -221,8 +230,7 @@ func measureTutorial(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	// A voucher of the tutorial; its keys are its own.
-	b.tutorialVoucher++
+	b.tutorialVoucher++ // its keys are its own
 	run, err := limits.TutorialScript(ctx, program, s.Redis.Addr(), s.Client(), baseline.AdmitScript(), b.tutorialVoucher, calls, tutorialCallers, tutorialPipeline)
 	if err != nil {
 		return err
@@ -231,15 +239,27 @@ func measureTutorial(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
+	if run.Admitted < run.Calls*99/100 {
+		return fmt.Errorf("the tutorial's script admitted %d of %d", run.Admitted, run.Calls)
+	}
 	b.results.record("tutorial_redis_us_per_admitted", each["redis"])
 	b.results.record("tutorial_script_per_second", float64(run.Admitted)/run.Took.Seconds())
-	return s.Client().Do(ctx, s.Client().B().Unlink().Key("stream.orders").Build()).Error()
+	return s.Client().Do(ctx, s.Client().B().Unlink().Key(baseline.Stream).Build()).Error()
 }
 
 // measureBuyers compares what a Grab costs redis-server and gateway in a voucher
-// of few buyers and in one of many.
+// of few buyers and in one of many, as a unary call and over GrabStream. Each
+// time so few Grabs are measured that the voucher hardly grows.
 func measureBuyers(ctx context.Context, b *bench) error {
 	s := b.rig.strict
+	unary, err := load.NewUnary(s.conns, 0)
+	if err != nil {
+		return err
+	}
+	stream, err := load.NewStreams(s.conns, load.StreamOptions{Streams: streams, Window: window})
+	if err != nil {
+		return err
+	}
 	for _, size := range []struct {
 		name   string
 		buyers int64
@@ -248,26 +268,30 @@ func measureBuyers(ctx context.Context, b *bench) error {
 		if err != nil {
 			return err
 		}
-		target, err := load.NewStreams(s.conns, load.StreamOptions{Streams: streams, Window: window})
-		if err != nil {
-			return err
-		}
-		grab := func(first, count int64) (*load.Result, error) {
-			result, err := load.Run(ctx, target, load.Plan{VoucherID: voucher, Concurrency: streams * window, Count: count, FirstUser: first})
+		first := int64(1)
+		grab := func(target load.Target, outstanding int, count int64) (*load.Result, error) {
+			result, err := load.Run(ctx, target, load.Plan{VoucherID: voucher, Concurrency: outstanding, Count: count, FirstUser: first})
 			if err == nil && result.Count(load.Admitted) != count {
 				err = fmt.Errorf("%d of %d were admitted: %v %v", result.Count(load.Admitted), count, result.Answers, result.Reasons)
 			}
+			first += count
 			return result, err
 		}
-		if _, err := grab(1, size.buyers); err != nil {
+		if _, err := grab(stream, streams*window, size.buyers); err != nil {
 			return err
 		}
-		_, each, err := b.with(s.pids(), func() (*load.Result, error) { return grab(size.buyers+1, b.grabs) })
-		if err != nil {
-			return err
+		for _, way := range []struct {
+			name        string
+			target      load.Target
+			outstanding int
+		}{{"unary", unary, callers}, {"stream", stream, streams * window}} {
+			_, each, err := b.with(s.pids(), func() (*load.Result, error) { return grab(way.target, way.outstanding, b.grabs) })
+			if err != nil {
+				return err
+			}
+			b.results.record(size.name+"_buyers_"+way.name+"_us", each["redis"]+each["gateway"])
+			b.results.record(size.name+"_buyers_"+way.name+"_redis_us", each["redis"])
 		}
-		b.results.record(size.name+"_buyers_us", each["redis"]+each["gateway"])
-		b.results.record(size.name+"_buyers_redis_us", each["redis"])
 	}
 	return nil
 }

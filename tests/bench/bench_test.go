@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +17,7 @@ import (
 	"github.com/seckill/seckill/pkg/devstack"
 )
 
-// A run of a hundredth of the usual size: what it measures means nothing, that
+// A run of a twentieth of the usual size: what it measures means nothing, that
 // it measures everything does.
 func TestBench_MeasuresEveryFigureAndWritesThePage(t *testing.T) {
 	b := devstack.TestBinaries(t)
@@ -23,7 +26,7 @@ func TestBench_MeasuresEveryFigureAndWritesThePage(t *testing.T) {
 	bin, err := devstack.Build(ctx, os.Stderr, devstack.BuildOptions{}, "github.com/seckill/seckill/tests/bench")
 	require.NoError(t, err)
 	out := t.TempDir()
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "bench"), "--quick", "--scale=0.02", "--out="+out)
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "bench"), "--quick", "--scale=0.05", "--out="+out)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	printed, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(printed))
@@ -40,6 +43,10 @@ func TestBench_MeasuresEveryFigureAndWritesThePage(t *testing.T) {
 		if _, err := exec.LookPath(filepath.Join(filepath.Dir(b.Redis), "redis-benchmark")); err != nil && f.under == "tutorial_redis_us_per_admitted" {
 			continue // it says so in its notes
 		}
+		if _, ok := measured[f.name]; !ok && f.under == "floor_p99_ms" {
+			require.Contains(t, strings.Join(results.Notes, "\n"), "the bare unary echo did not carry half of saturation (")
+			continue // in so short a time a busy machine is not up to it
+		}
 		require.Contains(t, measured, f.name)
 		require.Len(t, measured[f.name].Samples, 1, f.name)
 		require.Equal(t, f.bound, measured[f.name].Bound)
@@ -54,9 +61,57 @@ func TestBench_MeasuresEveryFigureAndWritesThePage(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(out, "report.html"))
 	require.NoError(t, err)
 	for _, title := range []string{"Throughput against offered load", "Latency against offered load", "CPU an order, by process",
-		"Batches grow with the load", "Backlog over time", "fsync of this disk"} {
+		"Batches grow with the load", "Backlog over time", "fsync of this disk", "The whole path, side by side"} {
 		require.Contains(t, string(page), title)
 	}
+}
+
+// It ends soon, says so, and leaves neither a process nor results that are none.
+func TestBench_AnInterruptEndsItAndLeavesNothing(t *testing.T) {
+	devstack.TestBinaries(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	bin, err := devstack.Build(ctx, os.Stderr, devstack.BuildOptions{}, "github.com/seckill/seckill/tests/bench")
+	require.NoError(t, err)
+	out := t.TempDir()
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "bench"), "--quick", "--only=unary", "--scale=100", "--out="+out)
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var said strings.Builder
+	var children []string
+	for lines := bufio.NewScanner(stderr); lines.Scan(); {
+		said.WriteString(lines.Text() + "\n")
+		if strings.Contains(lines.Text(), "round 1 of 1") && children == nil {
+			children = childrenOf(t, cmd.Process.Pid)
+			require.NotEmpty(t, children)
+			require.NoError(t, cmd.Process.Signal(os.Interrupt))
+		}
+	}
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Wait(), &exit, said.String())
+	require.Equal(t, 1, exit.ExitCode())
+	require.Contains(t, said.String(), "interrupted in the first round: nothing is written")
+	require.NoFileExists(t, filepath.Join(out, "results.json"))
+	for _, pid := range children {
+		require.Eventually(t, func() bool {
+			_, err := os.Stat("/proc/" + pid)
+			return err != nil
+		}, time.Minute, 20*time.Millisecond, "process %s is left", pid)
+	}
+}
+
+// childrenOf are the processes that one has started.
+func childrenOf(t *testing.T, pid int) (children []string) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	require.NoError(t, err)
+	for _, task := range tasks {
+		text, err := os.ReadFile(task)
+		require.NoError(t, err)
+		children = append(children, strings.Fields(string(text))...)
+	}
+	return children
 }
 
 func TestFigure_IsTheMedianOfRatiosOfOneRound(t *testing.T) {

@@ -43,17 +43,20 @@ func figures() []figure {
 		{"drain_over_stage3", "rows a second of a writer that drains over the tutorial's consumer", 30, higher, "drain_per_second", "stage3_drain_per_second"},
 		{"path_over_stage3", "admitted and persisted a second, whole path, over the tutorial's", 40, higher, "path_per_second", "stage_stream_per_second"},
 		{"p99_over_floor", "p99 of unary Grab at half of saturation over p99 of echo and script alone", 2.0, lower, "unary_half_p99_ms", "floor_p99_ms"},
-		{"cost_1m_over_10k", "CPU of a Grab with 1,000,000 buyers over 10,000", 1.15, lower, "many_buyers_us", "few_buyers_us"},
+		{"cost_1m_over_10k", "CPU of gateway and Redis, a unary Grab with 1,000,000 buyers over 10,000", 1.15, lower, "many_buyers_unary_us", "few_buyers_unary_us"},
 		{"bytes_in_flight", "Redis memory of an order in flight, in bytes", 120, lower, "bytes_in_flight", ""},
 	}
 }
 
 // value is the figure of one round; false where the round did not measure it.
-func (f figure) value(round map[string]float64) (float64, bool) {
+func (f figure) value(round map[string]reading) (float64, bool) {
 	over, ok := round[f.over]
 	if !ok || f.under == "" {
-		return over, ok
+		return over.mean(), ok
 	}
 	under, ok := round[f.under]
-	return over / under, ok && under > 0
+	if !ok || under.sum <= 0 {
+		return 0, false
+	}
+	return over.mean() / under.mean(), true
 }

@@ -31,42 +31,88 @@ func measureLatency(ctx context.Context, b *bench) error {
 	}
 	rate := saturation / 2
 	b.results.record("half_rate_per_second", rate)
-
-	echo, err := b.offerUnary(ctx, b.rig.echoConns, 1, rate)
+	voucher, err := s.voucher()
 	if err != nil {
+		return err
+	}
+	echo := &offered{name: "bare unary echo", to: b.rig.echo.conns, voucherID: 1}
+	grab := &offered{name: "unary Grab, strict", to: s.conns, voucherID: voucher}
+	// To and fro, so that a machine that gets slower meanwhile is slower for both.
+	if err := b.offer(ctx, rate, echo, grab); err != nil {
 		return err
 	}
 	alone, err := b.scriptAlone(ctx, s)
 	if err != nil {
 		return err
 	}
-	voucher, err := s.voucher()
-	if err != nil {
+	if err := b.offer(ctx, rate, grab, echo); err != nil {
 		return err
 	}
-	grab, err := b.offerUnary(ctx, s.conns, voucher, rate)
-	if err != nil {
-		return err
-	}
-	floor := echo.Latency.Percentile(0.99) + alone.Percentile(0.99)
+	floor := echo.latency.Percentile(0.99) + alone.Percentile(0.99)
 	for name, d := range map[string]time.Duration{
-		"echo_half_p50": echo.Latency.Percentile(0.5), "echo_half_p99": echo.Latency.Percentile(0.99),
+		"echo_half_p50": echo.latency.Percentile(0.5), "echo_half_p99": echo.latency.Percentile(0.99),
 		"script_alone_p50": alone.Percentile(0.5), "script_alone_p99": alone.Percentile(0.99),
-		"unary_half_p50": grab.Latency.Percentile(0.5), "unary_half_p99": grab.Latency.Percentile(0.99),
-		"floor_p99": floor,
+		"unary_half_p50": grab.latency.Percentile(0.5), "unary_half_p99": grab.latency.Percentile(0.99),
 	} {
 		b.results.record(name+"_ms", ms(d))
 	}
-	b.page.latency = []namedHistogram{{"bare unary echo", echo.Latency}, {"one strict script call alone", alone}, {"unary Grab, strict", grab.Latency}}
+	// A floor that did not carry the rate is none: beside it everything looks fast.
+	if echo.held {
+		b.results.record("floor_p99_ms", ms(floor))
+	}
+	b.page.latency = []namedHistogram{{echo.name, &echo.latency}, {"one strict script call alone", alone}, {grab.name, &grab.latency}}
 	return nil
 }
 
-func (b *bench) offerUnary(ctx context.Context, to []*grpc.ClientConn, voucherID int64, rate float64) (*load.Result, error) {
-	target, err := load.NewUnary(to, 0)
-	if err != nil {
-		return nil, err
+// offered is a target of an open loop of unary calls, and what came of it.
+type offered struct {
+	name      string
+	to        []*grpc.ClientConn
+	voucherID int64
+	nextUser  int64
+	latency   load.Histogram
+	held      bool // it carried the rate each time
+}
+
+// held is the share of what is due that must be answered while it measures.
+const held = 0.95
+
+// offer offers a rate to each target for half of the time of a round. Where one
+// does not carry it, as where the machine stood still, it is offered once more,
+// and the second time counts.
+func (b *bench) offer(ctx context.Context, rate float64, targets ...*offered) error {
+	for _, to := range targets {
+		target, err := load.NewUnary(to.to, 0)
+		if err != nil {
+			return err
+		}
+		for try := 1; ; try++ {
+			result, err := load.Run(ctx, target, load.Plan{
+				VoucherID: to.voucherID, Rate: rate, Poisson: true, FirstUser: to.nextUser, WarmUp: b.load / 8, Duration: b.load / 2,
+			})
+			if err != nil {
+				return err
+			}
+			to.nextUser = result.Plan.FirstUser + result.Users
+			carried := carries(result)
+			if !carried && try == 1 && ctx.Err() == nil {
+				b.unusually("the %s did not carry half of saturation, and was offered it once more", to.name)
+				continue
+			}
+			if !carried {
+				b.unusually("the %s did not carry half of saturation (%.0f a second): the machine was busy with something else", to.name, rate)
+			}
+			to.held = carried && (to.latency.Count() == 0 || to.held)
+			to.latency.Merge(result.Latency)
+			break
+		}
 	}
-	return load.Run(ctx, target, load.Plan{VoucherID: voucherID, Rate: rate, Poisson: true, WarmUp: b.load / 4, Duration: b.load})
+	return nil
+}
+
+// carries tells whether a target kept up with what an open loop offered.
+func carries(result *load.Result) bool {
+	return result.Faults() == 0 && result.Dropped+result.WarmUp.Dropped == 0 && result.Rate(load.Admitted) >= held*result.PerSecond["offered"]
 }
 
 // scriptAlone runs the admission script for one Grab after the other.
@@ -108,6 +154,9 @@ type point struct {
 	grabsABatch       float64
 }
 
+// sweepOutstanding bounds the Grabs of the sweep that have no answer.
+const sweepOutstanding = 4 * streams * window
+
 // measureSweep offers more and more over GrabStream, up to what saturates it and
 // beyond. Once a run.
 func measureSweep(ctx context.Context, b *bench) error {
@@ -129,6 +178,7 @@ func measureSweep(ctx context.Context, b *bench) error {
 		return err
 	}
 	first := int64(1)
+	var points []point
 	for _, share := range b.sweep {
 		before, err := batches(ctx, s)
 		if err != nil {
@@ -136,7 +186,7 @@ func measureSweep(ctx context.Context, b *bench) error {
 		}
 		result, err := load.Run(ctx, target, load.Plan{
 			VoucherID: voucher, Rate: share * saturation, Poisson: true, FirstUser: first, WarmUp: b.load / 4, Duration: b.load / 2,
-			MaxOutstanding: 4 * streams * window,
+			MaxOutstanding: sweepOutstanding,
 		})
 		if err != nil {
 			return err
@@ -146,11 +196,12 @@ func measureSweep(ctx context.Context, b *bench) error {
 			return err
 		}
 		first += result.Users
-		b.page.sweep = append(b.page.sweep, point{
+		points = append(points, point{
 			offered: result.PerSecond["offered"], admitted: result.Rate(load.Admitted),
 			p50: ms(result.Latency.Percentile(0.5)), p99: ms(result.Latency.Percentile(0.99)), p999: ms(result.Latency.Percentile(0.999)),
 			dropped: result.Dropped, grabsABatch: (after.grabs - before.grabs) / max(after.batches-before.batches, 1),
 		})
 	}
+	b.page.sweep = points
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -47,10 +48,13 @@ type runCommand struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	// The first interrupt asks, the second one kills; the servers die with this
+	// process either way.
+	context.AfterFunc(ctx, stop)
 	var c command
 	parsed := kong.Parse(&c, kong.Name("bench"), kong.Description("Measures seckill beside the tutorial's stages and the bare limits."),
 		kong.BindTo(ctx, (*context.Context)(nil)), kong.UsageOnError())
-	if err := parsed.Run(); err != nil && !errors.Is(err, context.Canceled) {
+	if err := parsed.Run(); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
@@ -59,7 +63,7 @@ func main() {
 // sizes are how long and how much is measured.
 type sizes struct {
 	rounds    int
-	load      time.Duration // of one run of load
+	load      time.Duration // of load on one target in one round
 	path      time.Duration // of load on the whole path
 	fill      int64         // orders in the stream that a writer drains
 	stageFill int64         // the same for the tutorial's consumer
@@ -73,7 +77,7 @@ type sizes struct {
 func (s settings) sizes() sizes {
 	z := sizes{
 		rounds: 3, load: 4 * time.Second, path: 10 * time.Second, fill: 400_000, stageFill: 4_000,
-		buyers: 1_000_000, grabs: 100_000, inFlight: 300_000, alone: 2_000,
+		buyers: 1_000_000, grabs: 20_000, inFlight: 300_000, alone: 2_000,
 		sweep: []float64{0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1},
 	}
 	if s.Quick {
@@ -100,7 +104,8 @@ type bench struct {
 	results *results
 	page    pageData
 
-	tutorialVoucher int64
+	tutorialVoucher int64           // the last one
+	rawVoucher      int64           // the last one of plain INSERTs
 	databases       map[string]bool // that were made
 	unusual         []string        // what went otherwise than planned, for the page
 }
@@ -109,25 +114,42 @@ type bench struct {
 type measurement struct {
 	name string
 	what string
-	run  func(ctx context.Context, b *bench) error
+	// halves are taken in turns with those of the others that have halves: to and
+	// fro, so that a machine that gets slower meanwhile is slower for all.
+	halves bool
+	run    func(ctx context.Context, b *bench) error
 }
 
 func measurements() []measurement {
 	return []measurement{
-		{"fsync", "the disk's fsync", measureFsync},
-		{"echo", "bare gRPC echo, unary and stream", measureEcho},
-		{"unary", "unary Grab, fast and strict", measureUnary},
-		{"stream", "GrabStream, fast and strict", measureStream},
-		{"refused", "refusals of a sold-out voucher over GrabStream", measureRefused},
-		{"tutorial", "the tutorial's script alone, by redis-benchmark", measureTutorial},
-		{"latency", "p99 of unary Grab at half of saturation, and its floor", measureLatency},
-		{"buyers", "cost of a Grab with few and many buyers in the voucher", measureBuyers},
-		{"drain", "a writer draining a full stream, raw INSERTs, the tutorial's consumer", measureDrain},
-		{"path", "the whole path, admitted and persisted", measurePath},
-		{"stages", "the tutorial's three stages, whole path", measureStages},
-		{"memory", "Redis memory of an order in flight, and what is left", measureMemory},
-		{"sweep", "throughput and latency against offered load", measureSweep},
+		{"fsync", "the disk's fsync", false, measureFsync},
+		{"echo", "bare gRPC echo, unary and stream", true, measureEcho},
+		{"unary", "unary Grab, fast and strict", true, measureUnary},
+		{"stream", "GrabStream, fast and strict", true, measureStream},
+		{"refused", "refusals of a sold-out voucher over GrabStream", true, measureRefused},
+		{"tutorial", "the tutorial's script alone, by redis-benchmark", false, measureTutorial},
+		{"latency", "p99 of unary Grab at half of saturation, and its floor", false, measureLatency},
+		{"buyers", "cost of a Grab with few and many buyers in the voucher", false, measureBuyers},
+		{"drain", "a writer draining a full stream, raw INSERTs, the tutorial's consumer", false, measureDrain},
+		{"path", "the whole path, admitted and persisted", false, measurePath},
+		{"stages", "the tutorial's three stages, whole path", false, measureStages},
+		{"memory", "Redis memory of an order in flight, and what is left", false, measureMemory},
+		{"sweep", "throughput and latency against offered load", false, measureSweep},
 	}
+}
+
+// inTurns is the order of a round.
+func inTurns(chosen []measurement) []measurement {
+	var order, halves []measurement
+	for _, m := range chosen {
+		order = append(order, m)
+		if m.halves {
+			halves = append(halves, m)
+		}
+	}
+	last := slices.IndexFunc(order, func(m measurement) bool { return len(halves) > 0 && m.name == halves[len(halves)-1].name })
+	slices.Reverse(halves)
+	return slices.Insert(order, last+1, halves...)
 }
 
 // Run measures.
@@ -154,18 +176,45 @@ func (c *runCommand) Run(ctx context.Context) error {
 		return err
 	}
 	defer b.rig.close()
+	failed := 0
 	for round := 1; round <= b.rounds; round++ {
 		b.results.begin()
-		for _, m := range chosen {
+		for _, m := range inTurns(chosen) {
 			began := time.Now()
 			fmt.Fprintf(os.Stderr, "%6.1f s  round %d of %d: %s\n", time.Since(b.started).Seconds(), round, b.rounds, m.what)
-			if err := m.run(ctx, b); err != nil {
-				return fmt.Errorf("measuring %s (%s): %w", m.name, m.what, err)
+			err := m.run(ctx, b)
+			if ctx.Err() != nil {
+				return b.interrupted(round)
+			}
+			if err != nil { // the others are worth having all the same
+				failed++
+				b.unusually("round %d could not measure %s: %v", round, m.what, err)
+				continue
 			}
 			b.results.record("seconds_"+m.name, time.Since(began).Seconds())
 		}
 	}
-	return b.write(ctx)
+	if err := b.write(); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d measurements failed, see above", failed)
+	}
+	return nil
+}
+
+// interrupted writes what there is if it is at least a whole round: less must not
+// take the place of the results of an earlier run.
+func (b *bench) interrupted(round int) error {
+	if round == 1 {
+		b.table(os.Stdout)
+		return errors.New("interrupted in the first round: nothing is written")
+	}
+	b.unusually("interrupted in round %d of %d", round, b.rounds)
+	if err := b.write(); err != nil {
+		return err
+	}
+	return errors.New("interrupted")
 }
 
 func (b *bench) chosen() ([]measurement, error) {
@@ -189,25 +238,31 @@ func (b *bench) chosen() ([]measurement, error) {
 	return chosen, nil
 }
 
-// write puts out everything.
-func (b *bench) write(ctx context.Context) error {
+// write puts out everything, whether or not it was interrupted.
+func (b *bench) write() error {
 	b.table(os.Stdout)
 	if err := os.MkdirAll(b.Out, 0o755); err != nil {
 		return err
 	}
-	if err := b.writeJSON(ctx, filepath.Join(b.Out, "results.json")); err != nil {
-		return err
-	}
-	if err := b.writePage(ctx, filepath.Join(b.Out, "report.html")); err != nil {
+	doc := b.document()
+	if err := errors.Join(doc.write(filepath.Join(b.Out, "results.json")), b.writePage(doc, filepath.Join(b.Out, "report.html"))); err != nil {
 		return err
 	}
 	fmt.Printf("\nwrote %s and report.html after %.0f s\n", filepath.Join(b.Out, "results.json"), time.Since(b.started).Seconds())
 	return nil
 }
 
+// noteMost bounds a note, in bytes.
+const noteMost = 500
+
 // unusually notes what a reader of the figures must know.
 func (b *bench) unusually(format string, args ...any) {
 	note := fmt.Sprintf(format, args...)
-	b.unusual = append(b.unusual, note)
 	fmt.Fprintln(os.Stderr, "          "+note)
+	if len(note) > noteMost { // it ends in what a process printed
+		note = strings.ToValidUTF8(note[:noteMost], "") + " ..."
+	}
+	if !slices.Contains(b.unusual, note) { // every round may say it
+		b.unusual = append(b.unusual, note)
+	}
 }

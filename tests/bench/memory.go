@@ -40,7 +40,7 @@ func measureMemory(ctx context.Context, b *bench) error {
 		return err
 	}
 	defer func() { _ = s.stopWriter() }() // only where it failed below
-	if err := s.AwaitSettled(ctx, voucher); err != nil {
+	if err := s.awaitSettled(ctx, voucher, awaitLimit); err != nil {
 		return err
 	}
 	settled, err := usedMemory(ctx, s)

@@ -2,11 +2,12 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -15,20 +16,38 @@ import (
 	"time"
 )
 
-// results are all readings, by round and name.
-type results struct{ rounds []map[string]float64 }
+// results are all readings, by round and name. What a round records more than
+// once counts as its mean.
+type results struct{ rounds []map[string]reading }
+
+type reading struct {
+	sum float64
+	n   int
+}
+
+func (r reading) mean() float64 { return r.sum / float64(r.n) }
 
 func newResults() *results { return &results{} }
 
-func (r *results) begin() { r.rounds = append(r.rounds, make(map[string]float64)) }
+func (r *results) begin() { r.rounds = append(r.rounds, make(map[string]reading)) }
 
-// record keeps a reading of the current round.
-func (r *results) record(name string, value float64) { r.rounds[len(r.rounds)-1][name] = value }
+// record keeps a reading of the current round. What is no number, as of a time
+// of 0, is none.
+func (r *results) record(name string, value float64) {
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		return
+	}
+	round := r.rounds[len(r.rounds)-1]
+	round[name] = reading{round[name].sum + value, round[name].n + 1}
+}
 
 // now is a reading that this round has taken already.
 func (r *results) now(name string) (float64, bool) {
+	if len(r.rounds) == 0 {
+		return 0, false
+	}
 	value, ok := r.rounds[len(r.rounds)-1][name]
-	return value, ok
+	return value.mean(), ok
 }
 
 // samples are the readings of a name, one a round that has it.
@@ -36,7 +55,7 @@ func (r *results) samples(name string) []float64 {
 	var all []float64
 	for _, round := range r.rounds {
 		if value, ok := round[name]; ok {
-			all = append(all, value)
+			all = append(all, value.mean())
 		}
 	}
 	return all
@@ -76,7 +95,9 @@ var shown = []struct{ name, label, unit string }{
 	{"refused_per_second", "refused", "a second"},
 	{"stream_strict_per_second", "admitted, writers stopped", "a second"},
 	{"path_per_second", "admitted and persisted, whole path", "a second"},
-	{"path_catchup_s", "catch-up after the load", "s"},
+	{"path_catchup_s", "catch-up after that load", "s"},
+	{"stage_stream_per_second", "the same, tutorial's stage 3", "a second"},
+	{"stage_stream_catchup_s", "catch-up after its load", "s"},
 	{"fsync_p50_ms", "fsync of this disk, p50", "ms"},
 }
 
@@ -126,9 +147,9 @@ type resultsJSON struct {
 	Absolute map[string]absoluteJSON `json:"absolute"`
 }
 
-func (b *bench) document(ctx context.Context) resultsJSON {
+func (b *bench) document() resultsJSON {
 	doc := resultsJSON{
-		Machine: b.machine(), Commit: commit(ctx), At: b.started.UTC().Truncate(time.Second),
+		Machine: b.machine(), Commit: commit(), At: b.started.UTC().Truncate(time.Second),
 		Command: strings.Join(append([]string{"bench"}, os.Args[1:]...), " "),
 		Notes:   b.unusual, Figures: []figureJSON{}, Absolute: make(map[string]absoluteJSON),
 	}
@@ -144,12 +165,22 @@ func (b *bench) document(ctx context.Context) resultsJSON {
 	return doc
 }
 
-func (b *bench) writeJSON(ctx context.Context, path string) error {
-	text, err := json.MarshalIndent(b.document(ctx), "", "  ")
+func (doc resultsJSON) write(path string) error {
+	text, err := json.MarshalIndent(doc, "", "  ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o644)
+	return replace(path, append(text, '\n'))
+}
+
+// replace writes a file, or leaves the one that is there as it was, as on a disk
+// that is full.
+func replace(path string, text []byte) error {
+	next := path + ".new"
+	if err := os.WriteFile(next, text, 0o644); err != nil {
+		return errors.Join(err, os.Remove(next))
+	}
+	return os.Rename(next, path)
 }
 
 // machine is what the figures were measured on.
@@ -168,8 +199,8 @@ func (b *bench) machine() string {
 }
 
 // commit is that of the working tree, "+" behind it where files are changed.
-func commit(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*").Output()
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*").Output()
 	if err != nil {
 		return "unknown"
 	}

@@ -1,10 +1,10 @@
 package main
 
 import (
-	"context"
+	"bytes"
 	"fmt"
-	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,8 +14,9 @@ import (
 
 // pageData is what the page shows beside the results.
 type pageData struct {
-	sweep   []point
-	backlog []backlogPoint
+	sweep   []point          // of the first round
+	backlog []backlogPoint   // of the last round
+	bound   int64            // on it
 	latency []namedHistogram // of the last round
 }
 
@@ -24,13 +25,7 @@ type namedHistogram struct {
 	histogram *load.Histogram
 }
 
-func (b *bench) writePage(ctx context.Context, path string) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close() // the error of writing is the one below
-	doc := b.document(ctx)
+func (b *bench) writePage(doc resultsJSON, path string) error {
 	page := report.Page{
 		Title:    "seckill: what it reaches, and where the next microsecond is",
 		Subtitle: "Load generator, gateway, Redis, writer and database share this machine's cores. Everything on this page comes from one run, interleaved; compare figures within it.",
@@ -41,31 +36,36 @@ func (b *bench) writePage(ctx context.Context, path string) error {
 		},
 		Sections: []report.Section{b.summary(), b.ratios()},
 	}
+	if len(b.unusual) > 0 {
+		page.Sections = append(page.Sections, report.Section{Heading: "Unusual", Text: strings.Join(b.unusual, "\n\n")})
+	}
 	for _, section := range []report.Section{b.admission(), b.latencies(), b.cpu(), b.persisting(), b.memorySection()} {
 		if len(section.Charts)+len(section.Tables)+len(section.Tiles) > 0 {
 			page.Sections = append(page.Sections, section)
 		}
 	}
-	if len(b.unusual) > 0 {
-		page.Sections = append(page.Sections, report.Section{Heading: "Unusual", Text: strings.Join(b.unusual, "\n\n")})
-	}
-	if err := page.WriteHTML(f); err != nil {
+	var text bytes.Buffer
+	if err := page.WriteHTML(&text); err != nil {
 		return err
 	}
-	return f.Sync()
+	return replace(path, text.Bytes())
 }
 
 // summary is the four figures that are always told apart.
 func (b *bench) summary() report.Section {
 	s := report.Section{Heading: "Four figures"}
 	for _, tile := range []struct{ name, label, format, note string }{
-		{"refused_per_second", "refused a second", "%.0f", "sold out, over GrabStream"},
-		{"stream_strict_per_second", "admitted a second", "%.0f", "over GrabStream, strict, writers stopped"},
-		{"path_per_second", "admitted and persisted a second", "%.0f", "whole path, strict, books proven"},
-		{"path_catchup_s", "s to catch up", "%.2f", "from the last Grab to the last row"},
+		{"refused_per_second", "refused a second", "", "sold out, over GrabStream"},
+		{"stream_strict_per_second", "admitted a second", "", "over GrabStream, strict, writers stopped"},
+		{"path_per_second", "admitted and persisted a second", "", "whole path, strict, books proven"},
+		{"path_catchup_s", "catch-up", "%.2f s", "from the last answer to the last row, whole path"},
 	} {
 		if samples := b.results.samples(tile.name); len(samples) > 0 {
-			s.Tiles = append(s.Tiles, report.Tile{Label: tile.label, Value: fmt.Sprintf(tile.format, median(samples)), Note: tile.note})
+			value := thousands(int(median(samples)))
+			if tile.format != "" {
+				value = fmt.Sprintf(tile.format, median(samples))
+			}
+			s.Tiles = append(s.Tiles, report.Tile{Label: tile.label, Value: value, Note: tile.note})
 		}
 	}
 	return s
@@ -84,9 +84,21 @@ func (b *bench) ratios() report.Section {
 	}
 	return report.Section{
 		Heading: "Ratios and their bounds",
-		Text:    "Each is of two readings of the same round, so a slow hour slows both. Medians of all rounds.",
+		Text:    "Each is of two readings of the same round, so a slow hour slows both. Medians of all rounds." + b.fsync(),
 		Tables:  []report.Table{report.Figures("", rows)},
 	}
+}
+
+// fsync is the latency of the disk, which belongs beside every ratio to the
+// tutorial's third stage.
+func (b *bench) fsync() string {
+	p50, p99 := b.results.samples("fsync_p50_ms"), b.results.samples("fsync_p99_ms")
+	if len(p50) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\n\nWhat the tutorial's third stage waits for, order by order, is the disk: an fsync took %.2f ms here (p99 %.2f ms). "+
+		"Its ratios are on the same servers, with a Redis as durable as the database; what it does with a Redis in everysec is in the table of the whole path.",
+		median(p50), median(p99))
 }
 
 // bars makes one bar of each name that was measured.
@@ -94,8 +106,9 @@ func (b *bench) bars(title, note, label string, unit report.Unit, rows ...[2]str
 	chart := report.Bars{Title: title, Note: note, Value: report.Axis{Label: label, Unit: unit}}
 	for _, row := range rows {
 		if samples := b.results.samples(row[1]); len(samples) > 0 {
+			// Less than nothing, as of memory that something else gave back meanwhile, is drawn as nothing.
 			chart.Rows = append(chart.Rows, report.Bar{
-				Label: row[0], Values: []float64{median(samples)}, Low: slices.Min(samples), High: slices.Max(samples),
+				Label: row[0], Values: []float64{max(median(samples), 0)}, Low: max(slices.Min(samples), 0), High: max(slices.Max(samples), 0),
 			})
 		}
 	}
@@ -108,10 +121,13 @@ func (b *bench) bars(title, note, label string, unit report.Unit, rows ...[2]str
 func (b *bench) admission() report.Section {
 	s := report.Section{
 		Heading: "Admission",
-		Text: "Writers are stopped here, so that the cores are the admission's. The echo is bare gRPC with messages of the same size. " +
-			"The load generator encodes its stream messages by hand; its share is in the section on CPU.",
+		Text: "Writers are stopped here, so that the cores are the admission's. The echo is bare gRPC with messages of the same size, as generated, with Go's default for garbage collections. " +
+			"The gateway lets its heap grow further between them; so does the second echo, which no figure is held against. " +
+			"Both streams carry up to 256 Grabs in a message, and the load generator encodes those by hand; its share is in the section on CPU. " +
+			fmt.Sprintf("Load is a closed loop of %d callers, or %d streams of %d Grabs outstanding each, over %d connections. A warm-up of a quarter of that time comes before and is not counted.", callers, streams, window, conns),
 		Charts: b.bars("Answers a second at saturation", "", "answers a second", report.PerSecond,
 			[2]string{"bare unary echo", "echo_unary_per_second"},
+			[2]string{"the same, GC as the gateway", "echo_tuned_unary_per_second"},
 			[2]string{"unary Grab, fast", "unary_fast_per_second"},
 			[2]string{"unary Grab, strict", "unary_strict_per_second"},
 			[2]string{"bare stream echo", "echo_stream_per_second"},
@@ -136,12 +152,12 @@ func (b *bench) admission() report.Section {
 	offered := report.Axis{Label: "offered", Unit: report.PerSecond}
 	s.Charts = append(s.Charts,
 		report.Lines{
-			Title: "Throughput against offered load", Note: "An open loop over GrabStream, strict; arrivals are Poisson.",
+			Title: "Throughput against offered load", Note: fmt.Sprintf("An open loop over GrabStream, strict; arrivals are Poisson. Measured in the first round. What was due while %s Grabs had no answer was dropped.", thousands(sweepOutstanding)),
 			X: offered, Y: report.Axis{Label: "admitted", Unit: report.PerSecond},
 			Series: []report.Series{line("admitted", func(p point) float64 { return p.admitted }), ideal},
 		},
 		report.Lines{
-			Title: "Latency against offered load", Note: "Counted from when each Grab was due.",
+			Title: "Latency against offered load", Note: "Counted from when each Grab was due. The load generator wakes once a millisecond and sends all that is due by then, which is part of each latency.",
 			X: offered, Y: report.Axis{Label: "latency", Unit: report.Seconds, Scale: report.Log},
 			Series: []report.Series{
 				line("p99.9", func(p point) float64 { return p.p999 / 1000 }),
@@ -166,7 +182,7 @@ func (b *bench) latencies() report.Section {
 	var names []string
 	var histograms []*load.Histogram
 	chart := report.Lines{
-		Title: "Unary Grab, strict, beside what it cannot be faster than", Note: "An open loop at the same rate for echo and Grab; the script one call after the other.",
+		Title: "Unary Grab, strict, beside what it cannot be faster than", Note: "An open loop at the same rate for echo and Grab, whose generator wakes every 0.2 ms; the script one call after the other. Of the last round.",
 		X: report.Axis{Label: "percentile", Unit: report.Share, Scale: report.Tail},
 		Y: report.Axis{Label: "latency", Unit: report.Seconds, Scale: report.Log},
 	}
@@ -183,15 +199,22 @@ func (b *bench) latencies() report.Section {
 var processes = []string{"load", "gateway", "server", "redis", "writer", "database"}
 
 func (b *bench) cpu() report.Section {
-	chart := report.Bars{
-		Title: "CPU an order, by process", Note: "Microseconds of user and system time of the whole process, for each answer (on the whole path and draining: for each row).",
-		Value: report.Axis{Label: "microseconds"}, Parts: processes,
-	}
-	for _, row := range [][2]string{
-		{"unary echo", "echo_unary"}, {"stream echo", "echo_stream"}, {"unary, fast", "unary_fast"}, {"unary, strict", "unary_strict"},
-		{"stream, fast", "stream_fast"}, {"stream, strict", "stream_strict"}, {"refusal", "refused"},
-		{"draining", "drain"}, {"plain INSERT", "raw_insert"}, {"whole path", "path"},
-	} {
+	s := report.Section{Heading: "Where the microseconds are", Text: "Microseconds of user and system time of whole processes."}
+	// A chart each: beside a unary call all else is a stripe.
+	s.Charts = append(s.Charts, b.cpuOf("CPU an order, by process", "For each answer over a stream. Draining, plain INSERT and whole path: for each row, what was refused as busy included.",
+		[2]string{"stream echo", "echo_stream"}, [2]string{"stream, fast", "stream_fast"}, [2]string{"stream, strict", "stream_strict"}, [2]string{"refusal", "refused"},
+		[2]string{"draining", "drain"}, [2]string{"plain INSERT", "raw_insert"}, [2]string{"whole path", "path"})...)
+	s.Charts = append(s.Charts, b.cpuOf("CPU a unary call, by process", "",
+		[2]string{"unary echo", "echo_unary"}, [2]string{"GC as the gateway", "echo_tuned_unary"}, [2]string{"unary, fast", "unary_fast"}, [2]string{"unary, strict", "unary_strict"})...)
+	s.Charts = append(s.Charts, b.bars("CPU of redis-server for an admitted order, fast", "The tutorial's script is run by redis-benchmark, which pipelines.", "microseconds", report.Number,
+		[2]string{"seckill, batches", "redis_us_per_admitted"}, [2]string{"tutorial's script", "tutorial_redis_us_per_admitted"})...)
+	return s
+}
+
+// cpuOf makes a bar of each row that was measured, with a part for each process.
+func (b *bench) cpuOf(title, note string, rows ...[2]string) (charts []report.Chart) {
+	chart := report.Bars{Title: title, Note: note, Value: report.Axis{Label: "microseconds"}, Parts: processes}
+	for _, row := range rows {
 		values, any := make([]float64, len(processes)), false
 		for i, process := range processes {
 			if samples := b.results.samples(row[1] + "_" + process + "_us"); len(samples) > 0 {
@@ -202,25 +225,20 @@ func (b *bench) cpu() report.Section {
 			chart.Rows = append(chart.Rows, report.Bar{Label: row[0], Values: values})
 		}
 	}
-	s := report.Section{Heading: "Where the microseconds are"}
 	if len(chart.Rows) > 0 {
-		s.Charts = []report.Chart{chart}
+		charts = append(charts, chart)
 	}
-	s.Charts = append(s.Charts, b.bars("CPU of redis-server for an admitted order, fast", "The tutorial's script is run by redis-benchmark, which pipelines.", "microseconds", report.Number,
-		[2]string{"seckill, batches", "redis_us_per_admitted"}, [2]string{"tutorial's script", "tutorial_redis_us_per_admitted"})...)
-	return s
+	return charts
 }
 
 func (b *bench) persisting() report.Section {
 	s := report.Section{
 		Heading: "Into the database",
-		Text:    "What a consumer that writes row by row waits for is the disk: the fsync of this disk is among the absolute figures of results.json and below.",
+		Text:    "The plain INSERTs are the writer's statements, batches and connections, with nothing around them. Half of them run before the draining and half after it.",
 		Charts: b.bars("Rows a second", "", "rows a second", report.PerSecond,
 			[2]string{"plain INSERTs", "raw_insert_per_second"}, [2]string{"a writer, draining", "drain_per_second"},
 			[2]string{"the whole path", "path_per_second"},
-			[2]string{"tutorial, consumer alone", "stage3_drain_per_second"},
-			[2]string{"tutorial, stream", "stage_stream_per_second"}, [2]string{"tutorial, queue", "stage_queue_per_second"},
-			[2]string{"tutorial, synchronous", "stage_sync_per_second"},
+			[2]string{"stage 3, consumer alone", "stage3_drain_per_second"}, [2]string{"the same, everysec", "stage3_everysec_drain_per_second"},
 		),
 	}
 	if len(b.page.backlog) > 0 {
@@ -229,14 +247,56 @@ func (b *bench) persisting() report.Section {
 			series.Points = append(series.Points, report.Point{X: p.seconds, Y: p.orders})
 		}
 		s.Charts = append(s.Charts, report.Lines{
-			Title: "Backlog over time", Note: "Orders admitted and not yet rows, on the whole path; the load ends where it begins to fall to 0.",
+			Title: "Backlog over time", Note: "Orders admitted and not yet rows, on the whole path, in the last round; the load ends where it begins to fall to 0.",
 			X: report.Axis{Label: "since the first Grab", Unit: report.Seconds}, Y: report.Axis{Label: "orders in flight"},
-			Series: []report.Series{series}, Bounds: []report.Bound{{Label: "bound", Value: pathBound}},
+			Series: []report.Series{series}, Bounds: []report.Bound{{Label: "bound", Value: float64(b.page.bound)}},
 		})
 	}
 	s.Charts = append(s.Charts, b.bars("fsync of this disk", "Appending 4 KiB and having it on disk.", "ms", report.Number,
 		[2]string{"p50", "fsync_p50_ms"}, [2]string{"p99", "fsync_p99_ms"})...)
+	s.Tables = b.wholePath()
 	return s
+}
+
+// wholePath is the table of whole paths, side by side.
+func (b *bench) wholePath() []report.Table {
+	t := report.Table{
+		Title: "The whole path, side by side",
+		Note: "Persisted a second is reckoned from the first Grab to the last row; catch-up is its end, after the last answer. The tutorial admits what its stage can hold in memory or in its stream; " +
+			"seckill refuses as busy what its writers could not bring home soon.",
+		Columns: []report.Column{{Name: ""}, {Name: "admitted a second", Numeric: true}, {Name: "persisted a second", Numeric: true}, {Name: "catch-up", Numeric: true}, {Name: "refused as busy a second", Numeric: true}},
+	}
+	for _, row := range [][2]string{
+		{"seckill, strict", "path"}, {"tutorial 1, synchronous", "stage_sync"}, {"tutorial 2, queue in memory", "stage_queue"},
+		{"tutorial 3, stream", "stage_stream"}, {"tutorial 3, Redis in everysec", "stage_stream_everysec"},
+	} {
+		cells := report.Cells(row[0])
+		for _, what := range []string{"_admitted_per_second", "_per_second", "_catchup_s", "_busy_per_second"} {
+			text := "–"
+			if samples := b.results.samples(row[1] + what); len(samples) > 0 && what == "_catchup_s" {
+				text = fmt.Sprintf("%.2f s", median(samples))
+			} else if len(samples) > 0 {
+				text = thousands(int(median(samples)))
+			}
+			cells = append(cells, report.Cells(text)...)
+		}
+		if len(b.results.samples(row[1]+"_per_second")) > 0 {
+			t.Rows = append(t.Rows, cells)
+		}
+	}
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return []report.Table{t}
+}
+
+// thousands is a number with separators.
+func thousands(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
 }
 
 func (b *bench) memorySection() report.Section {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -23,20 +25,26 @@ import (
 	"github.com/seckill/seckill/tests/bench/baseline"
 	"github.com/seckill/seckill/tests/bench/limits"
 	"github.com/seckill/seckill/tests/internal/stack"
-
-	"database/sql"
 )
 
 const (
 	// vouchersARound is how many vouchers one round takes of a side whose writer is
 	// stopped; they are opened before.
-	vouchersARound = 8
-	// plenty is the stock of a voucher that must not sell out.
-	plenty = 5_000_000
+	vouchersARound = 10
+	// plenty is the stock of a voucher that must not sell out: more than two minutes
+	// of the fastest load take.
+	plenty = 50_000_000
+	// redisLimit is more than the vouchers of a run may ever take: opening one is
+	// refused where its whole stock would not fit into Redis beside the others, and
+	// by the machine's memory these would not, though hardly any of it is sold.
+	redisLimit = "1000000gb"
 	// unbounded is a bound on orders in flight that is never met.
 	unbounded = 1_000_000_000
 	// awaitLimit bounds every wait for something that takes seconds at most.
 	awaitLimit = 2 * time.Minute
+	// awaitPause is how often it is looked for: each look costs what is measured
+	// some of its CPU.
+	awaitPause = 20 * time.Millisecond
 	// conns is how many connections load is spread over.
 	conns = 4
 )
@@ -50,8 +58,7 @@ type rig struct {
 	binaries            *devstack.Binaries
 	programs            string
 	fast, strict, whole *side
-	echo                *child
-	echoConns           []*grpc.ClientConn
+	echo, tuned         *echo
 }
 
 // side is a stack with a gateway, and connections to it.
@@ -80,17 +87,17 @@ func startRig(ctx context.Context, rounds int, log io.Writer) (r *rig, err error
 		return r, err
 	}
 	for _, s := range []struct {
-		into      **side
-		name      string
-		appendfsy string
-		args      []string
+		into        **side
+		name        string
+		appendfsync string
+		args        []string
 	}{
 		{&r.fast, "fast", "everysec", []string{"--durability=fast", fmt.Sprintf("--max-in-flight=%d", unbounded)}},
 		{&r.strict, "strict", "always", []string{fmt.Sprintf("--max-in-flight=%d", unbounded)}},
 		{&r.whole, "whole", "always", nil},
 	} {
 		fmt.Fprintf(log, "starting stack %s\n", s.name)
-		if *s.into, err = r.startSide(ctx, s.name, s.appendfsy, s.args); err != nil {
+		if *s.into, err = r.startSide(ctx, s.name, s.appendfsync, s.args); err != nil {
 			return r, fmt.Errorf("starting stack %s: %w", s.name, err)
 		}
 	}
@@ -111,11 +118,33 @@ func startRig(ctx context.Context, rounds int, log io.Writer) (r *rig, err error
 			return r, err
 		}
 	}
-	if r.echo, err = startChild(ctx, "echo", "echo"); err != nil {
+	if r.echo, err = startEcho(ctx, goDefaultGC); err != nil {
 		return r, err
 	}
-	r.echoConns, err = dial(r.echo.addr)
+	r.tuned, err = startEcho(ctx, gatewayGC)
 	return r, err
+}
+
+// The percentages by which a heap grows before garbage is collected.
+const (
+	goDefaultGC = 100
+	gatewayGC   = 400 // what the gateway sets
+)
+
+// echo is a bare echo and connections to it.
+type echo struct {
+	*child
+	conns []*grpc.ClientConn
+}
+
+func startEcho(ctx context.Context, gcPercent int) (*echo, error) {
+	c, err := startChild(ctx, "echo", "echo", fmt.Sprintf("--gc-percent=%d", gcPercent))
+	if err != nil {
+		return nil, err
+	}
+	e := &echo{child: c}
+	e.conns, err = dial(c.addr)
+	return e, err
 }
 
 // startSide starts a stack. The database gets room: bursts must not wait for
@@ -128,7 +157,7 @@ func (r *rig) startSide(ctx context.Context, name, appendfsync string, writerArg
 	}
 	s, err := stack.Start(ctx, stack.Options{
 		Binaries: r.binaries, Programs: r.programs, WriterArgs: writerArgs,
-		Redis:    devstack.RedisOptions{Args: []string{"--appendfsync " + appendfsync}},
+		Redis:    devstack.RedisOptions{Args: []string{"--appendfsync " + appendfsync, "--maxmemory " + redisLimit}},
 		Database: devstack.DatabaseOptions{Args: room},
 	})
 	if err != nil {
@@ -143,9 +172,11 @@ func (r *rig) startSide(ctx context.Context, name, appendfsync string, writerArg
 }
 
 func (r *rig) close() {
-	hangUp(r.echoConns)
-	if r.echo != nil {
-		r.echo.Kill()
+	for _, e := range []*echo{r.echo, r.tuned} {
+		if e != nil {
+			hangUp(e.conns)
+			e.Kill()
+		}
 	}
 	for _, s := range []*side{r.fast, r.strict, r.whole} {
 		if s != nil {
@@ -230,6 +261,14 @@ func (s *side) pids() map[string]int {
 	return pids
 }
 
+// awaitSettled waits until no order of a voucher is in flight.
+func (s *side) awaitSettled(ctx context.Context, voucherID int64, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return s.AwaitSettled(ctx, voucherID)
+}
+
+// await waits until done; what it could not see is tried again until the limit.
 func await(ctx context.Context, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, awaitLimit)
 	defer cancel()
@@ -241,7 +280,7 @@ func await(ctx context.Context, what string, done func() (bool, error)) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for %s: %w", what, errors.Join(ctx.Err(), err))
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(awaitPause):
 		}
 	}
 }
@@ -281,11 +320,13 @@ func startChild(ctx context.Context, name string, args ...string) (*child, error
 
 // echoCommand is the bare echo.
 type echoCommand struct {
-	Listen string `required:""`
+	Listen    string `required:""`
+	GCPercent int    `required:""`
 }
 
 // Run serves until it is killed.
 func (c *echoCommand) Run(ctx context.Context) error {
+	debug.SetGCPercent(c.GCPercent)
 	l, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return err

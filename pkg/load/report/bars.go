@@ -51,7 +51,7 @@ func (b Bars) draw(id string) (string, Table, error) {
 				return "", Table{}, fmt.Errorf("bar %q: %g is below 0", row.Label, v)
 			}
 		}
-		left = max(left, textWidth(row.Label)+12)
+		left = max(left, textWidth(row.Label)*1.1+12) // in letters of 13 pixels
 		values = append(values, row.sum(), row.High)
 		if row.Bound != nil {
 			values = append(values, *row.Bound)

@@ -157,7 +157,11 @@ func (l Lines) frame(c *canvas, x, y *axis) {
 	for _, b := range l.Bounds {
 		if at, ok := y.at(b.Value); ok {
 			c.line("cb", x.from, at, x.to, at)
-			c.label("cs", "start", x.from+6, at-5, b.Label+" "+l.Y.Unit.format(b.Value))
+			beside := at - 5
+			if at < y.to+lineHeight { // the label of the axis is there
+				beside = at + 13
+			}
+			c.label("cs", "start", x.from+6, beside, b.Label+" "+l.Y.Unit.format(b.Value))
 		}
 	}
 }

@@ -217,3 +217,22 @@ func TestSpread_KeepsOrderAndDistance(t *testing.T) {
 	require.Equal(t, []float64{20, 10, 30}, spread([]float64{11, 10, 12}, 10, 0, 100))
 	require.Equal(t, []float64{100, 90}, spread([]float64{100, 99}, 10, 0, 100))
 }
+
+// A bound at the top of the chart lies where the label of the axis is.
+func TestLines_ABoundAtTheTopIsNotWrittenOverTheAxis(t *testing.T) {
+	for _, bound := range []float64{100, 50} {
+		svg, _, err := Lines{
+			Title: "Backlog", X: Axis{Label: "time", Unit: Seconds}, Y: Axis{Label: "orders in flight"},
+			Series: []Series{{Name: "in flight", Points: []Point{{X: 0, Y: 1}, {X: 5, Y: 40}}}}, Bounds: []Bound{{"bound", bound}},
+		}.draw("c")
+		require.NoError(t, err)
+		place := func(text string) float64 {
+			found := regexp.MustCompile(` y="([0-9.]+)">` + text).FindStringSubmatch(svg)
+			require.NotNil(t, found, text)
+			y, err := strconv.ParseFloat(found[1], 64)
+			require.NoError(t, err)
+			return y
+		}
+		require.Greater(t, math.Abs(place("bound")-place("orders in flight")), 13.0, "bound at %g", bound)
+	}
+}

@@ -21,10 +21,12 @@ var unlock = rueidis.NewLuaScript(unlockScript)
 // AdmitScript is the tutorial's script, for whoever measures it alone.
 func AdmitScript() string { return admitScript }
 
+// Stream is the key of the tutorial's one stream.
+const Stream = "stream.orders"
+
 const (
-	streamKey = "stream.orders"
-	group     = "g1"
-	consumer  = "c1"
+	group    = "g1"
+	consumer = "c1"
 
 	// The id generator's epoch, 2022-01-01, and the bits of its counter.
 	idEpoch = 1640995200

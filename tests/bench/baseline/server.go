@@ -167,23 +167,23 @@ func (s *Server) drainQueue(ctx context.Context) error {
 // order that fails is tried again from the consumer's pending list; one whose
 // lock is taken, or whose user has an order, is acknowledged and lost.
 func (s *Server) drainStream(ctx context.Context) error {
-	err := s.client.Do(ctx, s.client.B().XgroupCreate().Key(streamKey).Group(group).Id("0").Mkstream().Build()).Error()
+	err := s.client.Do(ctx, s.client.B().XgroupCreate().Key(Stream).Group(group).Id("0").Mkstream().Build()).Error()
 	if err != nil && !rueidis.IsRedisBusyGroup(err) {
 		return fmt.Errorf("making the group: %w", err)
 	}
 	from := ">"
 	for ctx.Err() == nil {
-		answer, err := s.client.Do(ctx, s.client.B().Xreadgroup().Group(group, consumer).Count(1).Block(2000).Streams().Key(streamKey).Id(from).Build()).AsXRead()
+		answer, err := s.client.Do(ctx, s.client.B().Xreadgroup().Group(group, consumer).Count(1).Block(2000).Streams().Key(Stream).Id(from).Build()).AsXRead()
 		if err != nil && !rueidis.IsRedisNil(err) {
 			if ctx.Err() != nil {
 				return nil
 			}
 			return fmt.Errorf("reading the stream: %w", err)
 		}
-		if from != ">" && len(answer[streamKey]) == 0 {
+		if from != ">" && len(answer[Stream]) == 0 {
 			from = ">"
 		}
-		for _, entry := range answer[streamKey] {
+		for _, entry := range answer[Stream] {
 			if err := s.handle(ctx, entry); err != nil && ctx.Err() == nil {
 				s.log.Error("order failed", "err", err)
 				from = "0"
@@ -205,7 +205,7 @@ func (s *Server) handle(ctx context.Context, entry rueidis.XRangeEntry) error {
 	case err != nil:
 		return err
 	}
-	return s.client.Do(ctx, s.client.B().Xack().Key(streamKey).Group(group).Id(entry.ID).Build()).Error()
+	return s.client.Do(ctx, s.client.B().Xack().Key(Stream).Group(group).Id(entry.ID).Build()).Error()
 }
 
 func parseEntry(entry rueidis.XRangeEntry) (o order, err error) {

@@ -13,8 +13,8 @@ import (
 )
 
 // Echo answers Grabs with messages of the size that real answers have, and does
-// nothing else: no interceptor, no metrics, no decision. Unary and, with one
-// Grab a message, as a stream.
+// nothing else: no interceptor, no metrics, no decision. Over a stream it answers
+// message by message.
 type Echo struct {
 	seckillv1.UnimplementedSeckillServiceServer
 }
