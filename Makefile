@@ -7,7 +7,8 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 
 GO ?= go
-# Flags for demo, run and test: make demo ARGS=--help, make test ARGS="-run Reclaimer -v"
+# Flags for demo, run, bench and the tests: make demo ARGS=--help, make bench
+# ARGS=--list, make test ARGS="-run Reclaimer -v"
 ARGS ?=
 # How many packages are built and tested at once. Each may run a Redis, a
 # database and a few processes of its own, and waits more than it works, so
@@ -43,14 +44,15 @@ run: ## keep a private stack up, with an open voucher and calls to copy; Ctrl-C 
 	@$(GO) run ./tests/cmd/run $(ARGS)
 
 .PHONY: test
-test: ## run all tests on real servers, with the race detector where a C compiler is found
+test: ## run the tests, all but the fleet's long ones, on real servers, with the race detector where a C compiler is found
 	@$(DEVSTACK) fetch
 	@race=-race; \
 	if [ "$$($(DEVSTACK) race)" != yes ]; then race=; echo "make test: no C compiler was found: running WITHOUT the race detector"; fi; \
 	set -x; $(GO) test $$race -p $(TEST_PARALLEL) -timeout 540s $(ARGS) $(TEST_LONGEST) work
 
+# Built with the tag fleet, the package holds its long tests beside the others.
 .PHONY: test-fleet
-test-fleet: ## run the long end-to-end tests of the writer fleet as well: outages, dead letters, a stream taken apart
+test-fleet: ## run the end-to-end tests with the fleet's long ones: outages, dead letters, kills at every point, a stream taken apart
 	@$(DEVSTACK) fetch
 	@set -x; $(GO) test -tags fleet -count=1 -timeout 1500s $(ARGS) $(TEST_LONGEST)
 
@@ -121,6 +123,8 @@ $(STATICCHECK):
 	$(TOOL_INSTALL) honnef.co/go/tools/cmd/staticcheck@v$(STATICCHECK_VERSION)
 	@mv $(DEV)/bin/staticcheck $@
 
+# Whether bounds are met is in what they print; they fail only where something
+# could not be measured, and continuous integration does not run them.
 .PHONY: bench
 bench: ## measure everything beside the tutorial's stages and the bare limits, in one go (up to 15 minutes)
 	@$(GO) run ./tests/bench $(ARGS)

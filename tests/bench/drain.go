@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"strconv"
 	"time"
@@ -26,6 +27,10 @@ const (
 	// tutorialDatabase holds the tutorial's tables, rawDatabase those of the plain
 	// INSERTs.
 	tutorialDatabase, rawDatabase = "tutorial", "plain"
+	// seckillDatabase is what the stack names seckill's.
+	seckillDatabase = "seckill"
+	// rawVouchers lies above the id of every voucher of seckill.
+	rawVouchers = 1_000_000_000
 )
 
 // wholeVoucher opens a voucher on the whole stack and stops the writer.
@@ -77,6 +82,23 @@ func measureDrain(ctx context.Context, b *bench) error {
 	return b.drainStage3(ctx, b.rig.fast, "stage3_everysec_drain_per_second")
 }
 
+// growPlain lets the plain table grow with seckill's, where another round follows
+// that will compare the two.
+func (b *bench) growPlain(ctx context.Context, s *side, voucher int64) error {
+	if len(b.results.rounds) == b.rounds {
+		return nil
+	}
+	if err := b.database(ctx, s, rawDatabase); err != nil {
+		return err
+	}
+	db, err := sql.Open("mysql", s.Database.DSN(rawDatabase))
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return limits.Copy(ctx, db, seckillDatabase, voucher)
+}
+
 // insertPlainly inserts rows with nothing around the statements.
 func (b *bench) insertPlainly(ctx context.Context, s *side, rows int64) error {
 	if err := b.database(ctx, s, rawDatabase); err != nil {
@@ -86,9 +108,9 @@ func (b *bench) insertPlainly(ctx context.Context, s *side, rows int64) error {
 	if err != nil {
 		return err
 	}
-	b.rawVoucher++
+	b.rawVoucher++ // behind all others, as a drained voucher is
 	took, err := limits.Insert{
-		DSN: s.Database.DSN(rawDatabase), From: "seckill", VoucherID: b.rawVoucher, Rows: rows, Batch: writerBatch, Connections: writerCommitters,
+		DSN: s.Database.DSN(rawDatabase), From: seckillDatabase, VoucherID: rawVouchers + b.rawVoucher, Rows: rows, Batch: writerBatch, Connections: writerCommitters,
 	}.Run(ctx)
 	if err != nil {
 		return err
@@ -142,7 +164,10 @@ func (b *bench) drain(ctx context.Context, s *side, voucher int64) error {
 	}
 	b.results.record("drain_per_second", float64(b.fill-first)/took.Seconds())
 	b.recordCPU("drain", each)
-	return b.proven(ctx, s, voucher)
+	if err := b.proven(ctx, s, voucher); err != nil {
+		return err
+	}
+	return s.archive(ctx, voucher)
 }
 
 // proven fails where the books of a voucher are not proven.

@@ -65,7 +65,10 @@ func measureMemory(ctx context.Context, b *bench) error {
 	b.results.record("bytes_in_flight", (full-before)/n)
 	b.results.record("bytes_settled", (settled-before)/n)
 	b.results.record("bytes_archived", (after-before)/n)
-	return s.stopWriter()
+	if err := s.stopWriter(); err != nil {
+		return err
+	}
+	return b.growPlain(ctx, s, voucher)
 }
 
 // usedMemory is what the data set takes: without buffers of clients and of the

@@ -151,9 +151,9 @@ func startEcho(ctx context.Context, gcPercent int) (*echo, error) {
 // checkpoints, on our side as little as on that of the tutorial and of the raw
 // INSERTs, which use the same server.
 func (r *rig) startSide(ctx context.Context, name, appendfsync string, writerArgs []string) (*side, error) {
-	room := []string{"--innodb-buffer-pool-size=1G", "--innodb-log-file-size=1G"}
+	room := []string{"--innodb-buffer-pool-size=2G", "--innodb-log-file-size=1G"}
 	if !r.binaries.MariaDB {
-		room = []string{"--innodb-buffer-pool-size=1G", "--innodb-redo-log-capacity=1G"}
+		room = []string{"--innodb-buffer-pool-size=2G", "--innodb-redo-log-capacity=1G"}
 	}
 	s, err := stack.Start(ctx, stack.Options{
 		Binaries: r.binaries, Programs: r.programs, WriterArgs: writerArgs,

@@ -25,19 +25,39 @@ type Insert struct {
 	Connections int
 }
 
-// prepare copies the tables' form and adds the voucher.
-func (i Insert) prepare(ctx context.Context, db *sql.DB) error {
+// copyForm makes the tables, empty, where they are not there.
+func copyForm(ctx context.Context, db *sql.DB, from string) error {
 	for _, statement := range []string{
-		"CREATE TABLE IF NOT EXISTS orders LIKE `" + i.From + "`.orders",
-		"CREATE TABLE IF NOT EXISTS vouchers LIKE `" + i.From + "`.vouchers",
+		"CREATE TABLE IF NOT EXISTS orders LIKE `" + from + "`.orders",
+		"CREATE TABLE IF NOT EXISTS vouchers LIKE `" + from + "`.vouchers",
 	} {
 		if _, err := db.ExecContext(ctx, statement); err != nil {
 			return fmt.Errorf("copying the form of the tables: %w", err)
 		}
 	}
+	return nil
+}
+
+// prepare makes the tables and adds the voucher.
+func (i Insert) prepare(ctx context.Context, db *sql.DB) error {
+	if err := copyForm(ctx, db, i.From); err != nil {
+		return err
+	}
 	if _, err := db.ExecContext(ctx, `INSERT INTO vouchers (id, partition_id, total, stock, epoch, state, begin_at, end_at)
 		VALUES (?, 0, ?, ?, ?, 'OPEN', '2000-01-01', '2100-01-01')`, i.VoucherID, i.Rows, i.Rows, epoch); err != nil {
 		return fmt.Errorf("adding a voucher: %w", err)
+	}
+	return nil
+}
+
+// Copy adds the orders of a voucher to the plain table: rows are cheaper to add
+// to a small table, so this one must be as large as seckill's.
+func Copy(ctx context.Context, db *sql.DB, from string, voucherID int64) error {
+	if err := copyForm(ctx, db, from); err != nil {
+		return err
+	}
+	if _, err := db.ExecContext(ctx, "INSERT INTO orders SELECT * FROM `"+from+"`.orders WHERE voucher_id = ?", voucherID); err != nil {
+		return fmt.Errorf("copying the orders of voucher %d: %w", voucherID, err)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ type settings struct {
 	Consumer     string        `env:"SECKILL_CONSUMER" placeholder:"NAME" help:"Name in the consumer groups. Must differ between processes; the default is made of host, process id and a random part."`
 	Committers   int           `env:"SECKILL_COMMITTERS" default:"3" help:"Transactions in flight."`
 	BatchSize    int           `env:"SECKILL_BATCH_SIZE" default:"1000" help:"Orders that one transaction inserts, about."`
-	Slots        int           `env:"SECKILL_SLOTS" default:"0" help:"Most orders in hand, at least --batch-size and 256 a partition; 0: two batches a committer and 256 a partition."`
+	Slots        int           `env:"SECKILL_SLOTS" default:"0" help:"Most orders in hand, at least --batch-size and 256 a partition; 0: four batches a committer and 256 a partition."`
 	BatchTimeout time.Duration `env:"SECKILL_BATCH_TIMEOUT" default:"5s" help:"Bound on one run of a transaction."`
 	LockWait     time.Duration `env:"SECKILL_LOCK_WAIT" default:"0s" help:"innodb_lock_wait_timeout of the writer's sessions, in whole seconds, less than --batch-timeout; 0s: as many as fit below it, at most 5s."`
 	MinIdle      time.Duration `env:"SECKILL_MIN_IDLE" default:"30s" help:"Pending for that long, an entry is taken over from its writer; more than twice --batch-timeout."`
