@@ -39,7 +39,7 @@ func figures() []figure {
 		{"refused_over_admitted", "refused over admitted, both over GrabStream, strict", 1.3, higher, "refused_per_second", "stream_strict_per_second"},
 		{"strict_over_fast", "strict over fast, admitted over GrabStream", 0.70, higher, "stream_strict_per_second", "stream_fast_per_second"},
 		{"redis_cpu_over_tutorial", "CPU of redis-server an admitted order over that of the tutorial's script, both fast", 0.30, lower, "redis_us_per_admitted", "tutorial_redis_us_per_admitted"},
-		{"drain_over_raw", "rows a second of a writer that drains over raw INSERTs", 0.75, higher, "drain_per_second", "raw_insert_per_second"},
+		{"drain_over_raw", "rows a second of a writer that drains over plain INSERTs", 0.75, higher, "drain_per_second", "raw_insert_per_second"},
 		{"drain_over_stage3", "rows a second of a writer that drains over the tutorial's consumer", 30, higher, "drain_per_second", "stage3_drain_per_second"},
 		{"path_over_stage3", "admitted and persisted a second, whole path, over the tutorial's", 40, higher, "path_per_second", "stage_stream_per_second"},
 		{"p99_over_floor", "p99 of unary Grab at half of saturation over p99 of echo and script alone", 2.0, lower, "unary_half_p99_ms", "floor_p99_ms"},

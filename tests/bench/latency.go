@@ -57,7 +57,7 @@ func measureLatency(ctx context.Context, b *bench) error {
 		b.results.record(name+"_ms", ms(d))
 	}
 	// A floor that did not carry the rate is none: beside it everything looks fast.
-	if echo.held {
+	if echo.carried {
 		b.results.record("floor_p99_ms", ms(floor))
 	}
 	b.page.latency = []namedHistogram{{echo.name, &echo.latency}, {"one strict script call alone", alone}, {grab.name, &grab.latency}}
@@ -71,11 +71,12 @@ type offered struct {
 	voucherID int64
 	nextUser  int64
 	latency   load.Histogram
-	held      bool // it carried the rate each time
+	carried   bool // the rate, each time
 }
 
-// held is the share of what is due that must be answered while it measures.
-const held = 0.95
+// carriedShare is the share of what is due that must be answered while it
+// measures.
+const carriedShare = 0.95
 
 // offer offers a rate to each target for half of the time of a round. Where one
 // does not carry it, as where the machine stood still, it is offered once more,
@@ -102,7 +103,7 @@ func (b *bench) offer(ctx context.Context, rate float64, targets ...*offered) er
 			if !carried {
 				b.unusually("the %s did not carry half of saturation (%.0f a second): the machine was busy with something else", to.name, rate)
 			}
-			to.held = carried && (to.latency.Count() == 0 || to.held)
+			to.carried = carried && (to.latency.Count() == 0 || to.carried)
 			to.latency.Merge(result.Latency)
 			break
 		}
@@ -112,7 +113,7 @@ func (b *bench) offer(ctx context.Context, rate float64, targets ...*offered) er
 
 // carries tells whether a target kept up with what an open loop offered.
 func carries(result *load.Result) bool {
-	return result.Faults() == 0 && result.Dropped+result.WarmUp.Dropped == 0 && result.Rate(load.Admitted) >= held*result.PerSecond["offered"]
+	return result.Faults() == 0 && result.Dropped+result.WarmUp.Dropped == 0 && result.Rate(load.Admitted) >= carriedShare*result.PerSecond["offered"]
 }
 
 // scriptAlone runs the admission script for one Grab after the other.

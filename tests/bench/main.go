@@ -130,7 +130,7 @@ func measurements() []measurement {
 		{"tutorial", "the tutorial's script alone, by redis-benchmark", false, measureTutorial},
 		{"latency", "p99 of unary Grab at half of saturation, and its floor", false, measureLatency},
 		{"buyers", "cost of a Grab with few and many buyers in the voucher", false, measureBuyers},
-		{"drain", "a writer draining a full stream, raw INSERTs, the tutorial's consumer", false, measureDrain},
+		{"drain", "a writer draining a full stream, plain INSERTs, the tutorial's consumer", false, measureDrain},
 		{"path", "the whole path, admitted and persisted", false, measurePath},
 		{"stages", "the tutorial's three stages, whole path", false, measureStages},
 		{"memory", "Redis memory of an order in flight, and what is left", false, measureMemory},

@@ -148,7 +148,7 @@ func startEcho(ctx context.Context, gcPercent int) (*echo, error) {
 }
 
 // startSide starts a stack. The database gets room: bursts must not wait for
-// checkpoints, on our side as little as on that of the tutorial and of the raw
+// checkpoints, on our side as little as on that of the tutorial and of the plain
 // INSERTs, which use the same server.
 func (r *rig) startSide(ctx context.Context, name, appendfsync string, writerArgs []string) (*side, error) {
 	room := []string{"--innodb-buffer-pool-size=2G", "--innodb-log-file-size=1G"}

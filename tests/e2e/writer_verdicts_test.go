@@ -16,7 +16,9 @@ import (
 	"github.com/seckill/seckill/tests/internal/stack"
 )
 
-// endings are all verdicts but the one that stands on an operator's decision.
+// endings are the verdicts that settle an entry, or take it away, but the one
+// that stands on an operator's decision. Stale entries, and positions of another
+// user, settle nothing.
 var endings = []ending{
 	{
 		name: "persisted", grabs: []ledger.Grab{buy(11), buy(12)},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -123,9 +122,6 @@ func wellFormed(t require.TestingT, svg string) {
 
 func TestPage_HoldsEverythingAndNeedsNothingElse(t *testing.T) {
 	text := written(t, sample())
-	if file := os.Getenv("REPORT_SAMPLE"); file != "" {
-		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
-	}
 	svgs := drawings.FindAllString(text, -1)
 	require.Len(t, svgs, 6+4)
 	for _, svg := range svgs {

@@ -74,7 +74,6 @@ const pingTimeout = time.Second
 type database struct {
 	mu     sync.Mutex
 	failed int
-	err    error
 	gauge  prometheus.Gauge
 }
 
@@ -88,11 +87,10 @@ func (d *database) set(err error) bool {
 	defer d.mu.Unlock()
 	defer func() { d.show(d.failed < outage) }()
 	if err == nil {
-		d.failed, d.err = 0, nil
+		d.failed = 0
 		return false
 	}
 	d.failed++
-	d.err = err
 	return d.failed == outage
 }
 

@@ -219,7 +219,7 @@ func (r *reader) hangUp() {
 
 // unblock ends the wait of a read, and tries again until it has: the read may be
 // on its way to the server yet. Where the server does not hear of it the read is
-// given up; an entry that is delivered then is taken over in time.
+// given up; an entry that is delivered then is handed back, or taken over in time.
 func (r *reader) unblock(id int64, answered <-chan struct{}, giveUp func()) {
 	defer giveUp()
 	ctx, cancel := context.WithTimeout(context.Background(), readMargin)
