@@ -13,7 +13,7 @@ type call struct {
 	// Of the dispatcher, under its lock.
 	state      callState
 	slot       *slot   // that it was given to last
-	stream     *stream // while pending or sent
+	stream     *stream // while queued or sent
 	index      uint16  // in stream.table, while sent
 	prev, next *call   // in the list that it is in
 
@@ -33,7 +33,7 @@ type callState uint8
 const (
 	stateIdle    callState = iota // with its caller
 	stateWaiting                  // in dispatcher.waiting: no stream has room
-	statePending                  // in stream.pending: leaves with the next message
+	stateQueued                   // in stream.queue: leaves with the next message
 	stateSent                     // in stream.table
 	stateDone                     // with its caller as soon as that has its token
 )

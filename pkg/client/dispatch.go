@@ -131,12 +131,12 @@ func (d *dispatcher) give(c *call, s *slot) {
 		return
 	}
 	st := s.stream
-	c.stream, c.state = st, statePending
+	c.stream, c.state = st, stateQueued
 	if st.outstanding == 0 {
 		st.progress = time.Now()
 	}
 	st.outstanding++
-	st.pending.push(c)
+	st.queue.push(c)
 	st.wakeSender()
 }
 
@@ -163,8 +163,8 @@ func (d *dispatcher) leave(c *call) (left, sent bool) {
 		return false, false
 	case stateWaiting:
 		d.waiting.remove(c)
-	case statePending:
-		c.stream.pending.remove(c)
+	case stateQueued:
+		c.stream.queue.remove(c)
 		c.stream.outstanding--
 		if c.slot.stream == c.stream {
 			d.feed(c.slot, nil) // wakes nobody: who is given to a stream goes on waiting

@@ -40,8 +40,8 @@ type stream struct {
 	err    *Error        // why it broke; nil where it ended as this client wanted
 
 	// Of the dispatcher, under its lock.
-	pending     list          // leave with the next message
-	outstanding int           // pending, sent, and sent by callers that have left
+	queue       list          // leave with the next message
+	outstanding int           // queued, sent, and sent by callers that have left
 	table       [window]place // of what was sent
 	free        []uint16      // places of table
 	sent        int           // places taken
@@ -69,7 +69,7 @@ func (st *stream) wakeSender() {
 	}
 }
 
-// send sends what is pending, as much as there is, in one message after another.
+// send sends what is queued, as much as there is, in one message after another.
 // Calls that come while Send is under way gather for the next.
 func (st *stream) send(d *dispatcher) {
 	for {
@@ -108,12 +108,12 @@ func (st *stream) giveUp(why *Error) {
 	st.cancel()
 }
 
-// take makes a message of what is pending. Where there is nothing, more tells
+// take makes a message of what is queued. Where there is nothing, more tells
 // whether the sender should sleep or close.
 func (st *stream) take(d *dispatcher) (message *seckillv1.GrabStreamRequest, more bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := min(st.pending.n, maxMessage)
+	n := min(st.queue.n, maxMessage)
 	if n == 0 || st.gone {
 		st.sleeping = !st.retiring
 		return nil, st.sleeping
@@ -122,7 +122,7 @@ func (st *stream) take(d *dispatcher) (message *seckillv1.GrabStreamRequest, mor
 	st.sent += n
 	grabs, pointers := make([]seckillv1.StreamedGrab, n), make([]*seckillv1.StreamedGrab, n)
 	for i := range n {
-		c := st.pending.pop()
+		c := st.queue.pop()
 		c.index = st.free[len(st.free)-1]
 		st.free = st.free[:len(st.free)-1]
 		st.seq++
@@ -247,7 +247,7 @@ func (st *stream) lose(why *Error, woken []*call) []*call {
 		}
 		st.table[i] = place{}
 	}
-	for c := st.pending.pop(); c != nil; c = st.pending.pop() {
+	for c := st.queue.pop(); c != nil; c = st.queue.pop() {
 		c.failed, c.state, c.stream = unsent, stateDone, nil
 		woken = append(woken, c)
 	}

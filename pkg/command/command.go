@@ -73,7 +73,7 @@ func Run(name, description string, commands any, args []string, std Streams) int
 const gcPercent = 400
 
 // TuneGC collects garbage less often than the default of Go does. GOGC, if set,
-// is what counts; GOMEMLIMIT bounds the heap either way.
+// is what counts; GOMEMLIMIT, if set, bounds the heap either way.
 func TuneGC() {
 	if _, set := os.LookupEnv("GOGC"); !set {
 		debug.SetGCPercent(gcPercent)

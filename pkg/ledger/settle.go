@@ -122,11 +122,11 @@ func (s *Settlement) command(client rueidis.CoreClient, args []string) rueidis.C
 // appendArgs appends the arguments of the script to args.
 func (s *Settlement) appendArgs(args []string) []string {
 	// All texts of an entry lie in one piece of memory, not one an order.
-	const mostDigits, usualDigits = 20, 12
+	const usualDigits = 12
 	var text strings.Builder
 	text.Grow((len(s.Orders) + 2) * (usualDigits + 1))
 	number := func(value int64) {
-		digits := [mostDigits]byte{}
+		digits := [maxDecimal]byte{}
 		text.Write(strconv.AppendInt(digits[:0], value, 10))
 	}
 	cut := func(from int) string { return text.String()[from:] }

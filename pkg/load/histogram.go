@@ -11,7 +11,7 @@ import (
 const (
 	// subBits: every power of two is cut into 64 buckets of equal width, so a
 	// bucket is at most 1/64 of its lower end wide, and its middle at most 1/128
-	// (0.79 %) away from any duration in it.
+	// (0.78 %) away from any duration in it.
 	subBits    = 6
 	subBuckets = 1 << subBits
 	// Below subBuckets nanoseconds a bucket is one nanosecond. Durations from 2^42

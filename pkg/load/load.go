@@ -171,10 +171,10 @@ const (
 
 	// maxIntervals bounds the length of a time series.
 	maxIntervals = 3000
-	// callPace and pace are how long whoever has started all that was due rests, plain
-	// calls and Grabs of a pipe: what becomes due meanwhile waits, which is in its
-	// latency. A call is started in a fifth of a millisecond, at what waking up costs;
-	// a pipe has messages to fill.
+	// callPace and pace are the least rest, before plain calls and before Grabs of a
+	// pipe, once all that was due is started: what becomes due meanwhile waits, which
+	// is in its latency. Shorter rests would spend the CPU on waking up; a pipe has
+	// messages to fill, too.
 	callPace = 200 * time.Microsecond
 	pace     = time.Millisecond
 )

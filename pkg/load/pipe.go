@@ -237,13 +237,13 @@ func (l *lane) answer(answers []Answer) bool {
 		if a.ID >= uint64(len(l.places)) || !l.places[a.ID].busy {
 			return false
 		}
-		l.settle(int(a.ID), now, a.Outcome, a.Reason)
+		l.finish(int(a.ID), now, a.Outcome, a.Reason)
 	}
 	return true
 }
 
-// settle frees the place of a Grab that has its answer. Under the lock.
-func (l *lane) settle(id int, now time.Duration, outcome Outcome, reason string) {
+// finish frees the place of a Grab that has its answer. Under the lock.
+func (l *lane) finish(id int, now time.Duration, outcome Outcome, reason string) {
 	l.shard.answered(l.places[id].due, now, outcome, reason)
 	l.places[id].busy = false
 	l.free = append(l.free, id)
@@ -263,7 +263,7 @@ func (l *lane) lose(reason string) {
 	defer l.shard.mu.Unlock()
 	for id := range l.places {
 		if l.places[id].busy {
-			l.settle(id, now, Failed, reason)
+			l.finish(id, now, Failed, reason)
 		}
 	}
 }

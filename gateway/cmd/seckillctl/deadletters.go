@@ -154,11 +154,25 @@ func (r *resolve) ask(ctx context.Context, s *server, operators seckillv1.Writer
 		number = "more than " + number
 	}
 	fmt.Fprintf(out, "%s %s dead letters, as %s? [y/N] ", strings.ToLower(enumName(action)), number, printable(r.Operator))
-	answer, _ := bufio.NewReader(io.LimitReader(in, answerMax)).ReadString('\n')
-	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+	if !agreed(ctx, in) {
 		return errors.New("nothing was changed")
 	}
 	return nil
+}
+
+// agreed tells whether a person answers yes. An interrupt does not wait for an answer.
+func agreed(ctx context.Context, in io.Reader) bool {
+	answered := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(io.LimitReader(in, answerMax)).ReadString('\n')
+		answered <- answer
+	}()
+	select {
+	case answer := <-answered:
+		return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // asked is what an action is meant to come to.

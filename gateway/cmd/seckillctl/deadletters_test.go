@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -120,6 +121,20 @@ func TestDeadLetters_ManyAreResolvedOnlyAfterAYes(t *testing.T) {
 			require.Empty(t, out.String())
 		}
 	}
+}
+
+func TestDeadLetters_AnInterruptEndsTheQuestion(t *testing.T) {
+	w := &writer{letters: func(*seckillv1.ListDeadLettersRequest) (*seckillv1.ListDeadLettersResponse, error) {
+		return &seckillv1.ListDeadLettersResponse{DeadLetters: make([]*seckillv1.DeadLetter, 3)}, nil
+	}}
+	to := &connection{Writer: serve(t, w), Timeout: 10 * time.Second, Output: "text"}
+	ctx, interrupt := context.WithCancel(t.Context())
+	in, terminal := io.Pipe() // nobody answers
+	defer terminal.Close()
+	asked := &notice{of: "[y/N]", then: interrupt}
+	r := &resolve{All: true, Operator: "ann", Reason: "why"}
+	err := r.run(ctx, to, command.Streams{Out: io.Discard, Err: asked}, in, seckillv1.DeadLetterAction_DEAD_LETTER_ACTION_CANCEL)
+	require.ErrorContains(t, err, "nothing was changed")
 }
 
 func TestTerminal_IsNeitherAFileNorTheNullDevice(t *testing.T) {

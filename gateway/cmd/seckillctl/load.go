@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -10,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -63,7 +61,7 @@ func (c *loadCommand) Help() string {
 
 Every second a line of progress goes to standard error; at the end the result goes to standard output. One interrupt (Ctrl-C) ends the load early, with the result of what was done; a second one kills.
 
-Exit code: 0 where every answer was a decision (sold out and the like too), 1 where any was a fault, in the warm-up too, or the load could not begin. Grabs that were dropped are no faults.`
+Exit code: 0 where every answer was a decision (sold out and the like too), 1 where any was a fault, in the warm-up too, where the load could not begin, or where a result could not be written. Grabs that were dropped are no faults.`
 }
 
 // Validate is called by kong.
@@ -222,17 +220,7 @@ func (c *loadCommand) announce(ctx context.Context, to *connection, out io.Write
 		return nil
 	}
 	fmt.Fprint(out, "Go on? [y/N] ")
-	answered := make(chan string, 1)
-	go func() { // an interrupt must not wait for an answer
-		answer, _ := bufio.NewReader(io.LimitReader(in, answerMax)).ReadString('\n')
-		answered <- answer
-	}()
-	var answer string
-	select {
-	case answer = <-answered:
-	case <-ctx.Done():
-	}
-	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+	if !agreed(ctx, in) {
 		return errors.New("nothing was taken")
 	}
 	return nil

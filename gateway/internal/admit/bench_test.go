@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/seckill/seckill/gateway/internal/ledgertest"
 	"github.com/seckill/seckill/pkg/devstack"
 	"github.com/seckill/seckill/pkg/ledger"
@@ -34,8 +32,8 @@ func instant(b *testing.B, decision ledger.Decision) *Admitter {
 	return a
 }
 
-// onRedis makes an Admitter on a Redis that does not sync, so that its disk is
-// not what is measured.
+// onRedis makes an Admitter on a Redis that syncs once a second, so that its disk
+// is not what is measured.
 func onRedis(b *testing.B, stock int64) *Admitter {
 	ctx := context.Background()
 	redis, err := devstack.StartRedis(ctx, devstack.TestBinaries(b), devstack.RedisOptions{Args: []string{"--appendfsync", "everysec"}})
@@ -43,7 +41,7 @@ func onRedis(b *testing.B, stock int64) *Admitter {
 		b.Fatal(err)
 	}
 	b.Cleanup(redis.Close)
-	var client rueidis.Client = ledgertest.Client(b, redis.Addr())
+	client := ledgertest.Client(b, redis.Addr())
 	ledgertest.Open(b, client, 1)
 	if err := client.Do(ctx, client.B().Hset().Key(ledger.MetaKey(0)).FieldValue().FieldValue("bound", "900000000000").Build()).Error(); err != nil {
 		b.Fatal(err)

@@ -73,7 +73,7 @@ func benchEcho(b *testing.B, options ...grpc.ServerOption) {
 	benchCalls(b, listener.Addr().String())
 }
 
-// benchCalls makes unary Grabs of 256 callers over four connections.
+// benchCalls makes unary Grabs over four connections.
 func benchCalls(b *testing.B, addr string) {
 	var clients []seckillv1.SeckillServiceClient
 	for range 4 {
@@ -82,6 +82,11 @@ func benchCalls(b *testing.B, addr string) {
 		defer conn.Close()
 		clients = append(clients, seckillv1.NewSeckillServiceClient(conn))
 	}
+	benchGrabs(b, clients)
+}
+
+// benchGrabs makes unary Grabs, of 128 callers for each processor.
+func benchGrabs(b *testing.B, clients []seckillv1.SeckillServiceClient) {
 	b.ReportAllocs()
 	b.SetParallelism(128)
 	b.ResetTimer()
@@ -90,7 +95,7 @@ func benchCalls(b *testing.B, addr string) {
 		for pb.Next() {
 			user := benchUser.Add(1)
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-			_, err := clients[user%4].Grab(ctx, &seckillv1.GrabRequest{UserId: user, VoucherId: 1})
+			_, err := clients[user%int64(len(clients))].Grab(ctx, &seckillv1.GrabRequest{UserId: user, VoucherId: 1})
 			cancel()
 			if err != nil {
 				b.Error(err)

@@ -92,23 +92,7 @@ func BenchmarkUnary(b *testing.B) {
 	for name, stock := range map[string]int64{"admitted": 900_000_000_000, "sold out": 0} {
 		b.Run(name, func(b *testing.B) {
 			clients, registry := benchEdge(b, stock, 4)
-			b.ReportAllocs()
-			b.SetParallelism(128)
-			b.ResetTimer()
-			defer reportCPU(b, cpuTime())
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					user := benchUser.Add(1)
-					ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-					_, err := clients[user%4].Grab(ctx, &seckillv1.GrabRequest{UserId: user, VoucherId: 1})
-					cancel()
-					if err != nil {
-						b.Error(err)
-						return
-					}
-				}
-			})
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "grabs/s")
+			benchGrabs(b, clients)
 			reportBatches(b, registry)
 		})
 	}

@@ -2,7 +2,7 @@
 // and shapes the answer. It decides nothing about a sale.
 //
 // service.go has the unary calls and what is checked, stream.go the streams,
-// answers.go what callers are told.
+// wire.go their messages, answers.go what callers are told.
 package rpc
 
 import (

@@ -36,7 +36,8 @@ type streams struct {
 	owed atomic.Int64 // Grabs read from those that are open and not answered
 }
 
-// register makes the metrics of what never reaches the admission; all else is counted there.
+// register makes the metrics of invalid Grabs, which never reach the admission, and
+// of streams; all else is counted there.
 func (s *Service) register(reg prometheus.Registerer) error {
 	s.invalid = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "seckill", Subsystem: "gateway",
 		Name: "grabs_invalid_total", Help: "Grabs refused with INVALID_ARGUMENT."})

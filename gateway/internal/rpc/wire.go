@@ -56,7 +56,7 @@ const (
 	stampRoom    = 2 * 11
 	orderRoom    = 28 + 2*11 + 11 + 2 + stampRoom + 2 + maxReference
 	responseRoom = 11 + 3 + orderRoom + 2 + 11 + 2 + stampRoom
-	answerUsual  = 110 // an admission without a reference; others are shorter
+	answerUsual  = 110 // an admission without a reference; refusals and most faults are shorter
 )
 
 // answerMessage is a GrabStreamResponse.
@@ -140,7 +140,7 @@ func appendPart(b []byte, number protowire.Number, part []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), part)
 }
 
-// streamErrorBytes is streamError, encoded; for known faults once.
+// streamErrorBytes is streamedError, encoded; for known faults once.
 func streamErrorBytes(err error) []byte {
 	if f := faultOf(err); f != nil {
 		return f.encoded

@@ -48,7 +48,7 @@ type axis struct {
 // tailMost is the most nines of a Tail axis.
 const tailMost = 6
 
-// fit makes an axis on which all values lie, from place to place, with some so
+// fit makes an axis on which all values lie, from place to place, with about so
 // many ticks.
 func fit(a Axis, values []float64, from, to float64, about int) (*axis, error) {
 	fitted := &axis{Axis: a, from: from, to: to}
