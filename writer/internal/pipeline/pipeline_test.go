@@ -169,6 +169,28 @@ func TestPipeline_TakesOverWhatADeadWriterHadOnlyRead(t *testing.T) {
 	f.nothingPending(0)
 }
 
+// However often an entry was delivered, during an outage or by writers that died,
+// it says nothing about its orders.
+func TestPipeline_DeliveryCountIsNoReasonForADeadLetter(t *testing.T) {
+	f := newFixture(t, 1)
+	g := f.Guarded()
+	f.Voucher(g, 7, 100)
+	f.Admitted(7, 1, 2, 3)
+	raw, err := ledger.ReadNew(f.Ctx, f.Client, 0, 1, "dead", 1, 0)
+	require.NoError(t, err)
+	require.Len(t, raw, 1)
+	claimed, err := f.Do("XCLAIM", ledger.OrdersKey(0, 1), ledger.Group, "dead", "0", raw[0].ID, "IDLE", "3600000", "RETRYCOUNT", "100000", "JUSTID").AsStrSlice()
+	require.NoError(t, err)
+	require.Equal(t, []string{raw[0].ID}, claimed)
+
+	f.Run(f.pipeline(f.options("w1")))
+	f.settled(0)
+	require.Equal(t, int64(3), f.rows(7))
+	require.Zero(t, f.Number("SELECT COUNT(*) FROM order_outcomes"))
+	require.Equal(t, 0.0, f.metric("seckill_writer_dead_letters_total"))
+	f.proven(7)
+}
+
 // A writer died after COMMIT, before it told the ledger.
 func TestPipeline_TakesOverWhatADeadWriterHadCommitted(t *testing.T) {
 	f := newFixture(t, 1)
