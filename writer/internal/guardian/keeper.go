@@ -39,6 +39,10 @@ const (
 	// partition that is open: its guardian looks at every one, and a fleet of
 	// idle writers must cost next to nothing.
 	calmLooks = 3
+	// quietLooks is the same for the guardian of a partition that sold nothing since
+	// its last look, in which nothing is in flight and nothing was wrong: a number
+	// that somebody changes by hand is still named within 5 s.
+	quietLooks = 2
 )
 
 // keeper is this process's part in one partition: its guardian if it holds the
@@ -65,6 +69,11 @@ type keeper struct {
 	nextTend             time.Time
 	orphansAfter, orphan string
 	telling              telling
+
+	// admitted is what the partition had admitted at the last look; quiet, that
+	// nothing came of it since. See quietLooks.
+	admitted int64
+	quiet    bool
 
 	mu     sync.Mutex
 	status Status
@@ -101,8 +110,11 @@ func (k *keeper) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		k.look(ctx)
 		wait := k.Interval
-		if k.lock == nil && k.status.Open {
+		switch {
+		case k.lock == nil && k.status.Open:
 			wait *= calmLooks
+		case k.quiet:
+			wait *= quietLooks
 		}
 		timer := time.NewTimer(time.Duration(float64(wait) * (0.9 + 0.2*rand.Float64())))
 		select {
@@ -117,6 +129,7 @@ func (k *keeper) run(ctx context.Context) {
 
 // look is one round.
 func (k *keeper) look(ctx context.Context) {
+	k.quiet = false
 	stepCtx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	if k.faulty != "" {
@@ -259,7 +272,11 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 		return status, err
 	}
 	if meta.Exists && meta.Open && meta.Epoch == row.Epoch && loaded {
-		return k.watch(stepCtx, row, meta)
+		unchanged := meta.Admitted == k.admitted && meta.InFlight() == 0
+		k.admitted = meta.Admitted
+		status, err := k.watch(stepCtx, row, meta)
+		k.quiet = unchanged && err == nil && status.Open && status.Alarm == "" && status.Stray == "" && !k.watcher.Suspects()
+		return status, err
 	}
 	if meta.Exists && meta.Open && meta.Epoch == row.Epoch {
 		if adopted, err := k.adopt(ctx, row, meta); adopted || err != nil {
