@@ -1,7 +1,6 @@
 package client
 
 import (
-	"errors"
 	"fmt"
 	"time"
 	"unicode/utf8"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/seckill/seckill/proto/grabwire"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 )
 
@@ -43,45 +43,10 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return a.decode(buffer.ReadOnlyData())
 }
 
-var errForm = errors.New("decoding an answer: not the form of a message")
-
-// fields calls each for every field of a message: number for one of varint type,
-// data for one of bytes. Others are of later versions and skipped.
-func fields(b []byte, each func(field protowire.Number, number uint64, data []byte) error) error {
-	for len(b) > 0 {
-		field, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return errForm
-		}
-		b = b[n:]
-		var number uint64
-		var data []byte
-		switch kind {
-		case protowire.VarintType:
-			number, n = protowire.ConsumeVarint(b)
-		case protowire.BytesType:
-			data, n = protowire.ConsumeBytes(b)
-		default:
-			if n = protowire.ConsumeFieldValue(field, kind, b); n >= 0 {
-				b = b[n:]
-				continue
-			}
-		}
-		if n < 0 {
-			return errForm
-		}
-		b = b[n:]
-		if err := each(field, number, data); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (a *answers) decode(b []byte) error {
 	a.list = a.list[:0]
-	return fields(b, func(field protowire.Number, _ uint64, data []byte) error {
-		if field != 1 {
+	return grabwire.Fields(b, func(field protowire.Number, _ uint64, data []byte) error {
+		if field != grabwire.ResponseAnswers {
 			return nil
 		}
 		a.list = append(a.list, answer{})
@@ -91,14 +56,14 @@ func (a *answers) decode(b []byte) error {
 
 func (a *answer) decode(b []byte) error {
 	decided := false
-	err := fields(b, func(field protowire.Number, number uint64, data []byte) error {
+	err := grabwire.Fields(b, func(field protowire.Number, number uint64, data []byte) error {
 		switch field {
-		case 1:
+		case grabwire.AnswerCorrelationID:
 			a.id = number
-		case 2:
+		case grabwire.AnswerResponse:
 			decided = true
 			return a.result.decode(data)
-		case 3:
+		case grabwire.AnswerError:
 			var e seckillv1.GrabError
 			if err := proto.Unmarshal(data, &e); err != nil {
 				return fmt.Errorf("decoding an answer: %w", err)
@@ -114,17 +79,17 @@ func (a *answer) decode(b []byte) error {
 }
 
 func (r *Result) decode(b []byte) error {
-	return fields(b, func(field protowire.Number, number uint64, data []byte) (err error) {
+	return grabwire.Fields(b, func(field protowire.Number, number uint64, data []byte) (err error) {
 		switch field {
-		case 1:
+		case grabwire.ResponseOutcome:
 			r.Outcome = Outcome(number)
-		case 2:
+		case grabwire.ResponseOrder:
 			err = r.Order.decode(data)
-		case 3:
+		case grabwire.ResponseReplayed:
 			r.Replayed = number != 0
-		case 4:
+		case grabwire.ResponseDurability:
 			r.Durability = Durability(number)
-		case 5:
+		case grabwire.ResponseDecidedAt:
 			r.DecidedAt, err = decodeTime(data)
 		}
 		return err
@@ -132,19 +97,19 @@ func (r *Result) decode(b []byte) error {
 }
 
 func (o *Order) decode(b []byte) error {
-	return fields(b, func(field protowire.Number, number uint64, data []byte) (err error) {
+	return grabwire.Fields(b, func(field protowire.Number, number uint64, data []byte) (err error) {
 		switch field {
-		case 1:
+		case grabwire.OrderID:
 			o.ID, err = decodeText(data)
-		case 2:
+		case grabwire.OrderUserID:
 			o.UserID = int64(number)
-		case 3:
+		case grabwire.OrderVoucherID:
 			o.VoucherID = int64(number)
-		case 4:
+		case grabwire.OrderState:
 			o.State = OrderState(number)
-		case 5:
+		case grabwire.OrderAdmittedAt:
 			o.AdmittedAt, err = decodeTime(data)
-		case 7:
+		case grabwire.OrderReference:
 			o.Reference, err = decodeText(data)
 		}
 		return err
@@ -153,18 +118,18 @@ func (o *Order) decode(b []byte) error {
 
 func decodeText(b []byte) (string, error) {
 	if !utf8.Valid(b) {
-		return "", errForm
+		return "", fmt.Errorf("%w: a text is not UTF-8", grabwire.ErrForm)
 	}
 	return string(b), nil
 }
 
 func decodeTime(b []byte) (time.Time, error) {
 	var seconds, nanos int64
-	err := fields(b, func(field protowire.Number, number uint64, _ []byte) error {
+	err := grabwire.Fields(b, func(field protowire.Number, number uint64, _ []byte) error {
 		switch field {
-		case 1:
+		case grabwire.StampSeconds:
 			seconds = int64(number)
-		case 2:
+		case grabwire.StampNanos:
 			nanos = int64(int32(number))
 		}
 		return nil

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
+	"github.com/seckill/seckill/proto/grabwire"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 )
 
@@ -101,6 +102,6 @@ func TestAnswers_DecodeOfTornBytesEnds(t *testing.T) {
 			require.LessOrEqual(t, len(got.list), len(b)/2)
 		}
 	})
-	require.ErrorIs(t, got.decode([]byte{0x0a}), errForm)
-	require.ErrorIs(t, got.decode([]byte{0x0a, 0x02, 0x08}), errForm)
+	require.ErrorIs(t, got.decode([]byte{0x0a}), grabwire.ErrForm)
+	require.ErrorIs(t, got.decode([]byte{0x0a, 0x02, 0x08}), grabwire.ErrForm)
 }

@@ -1,13 +1,13 @@
 package load
 
 import (
-	"errors"
 	"fmt"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/seckill/seckill/proto/grabwire"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 )
 
@@ -29,21 +29,6 @@ type requests struct {
 // answers are a GrabStreamResponse.
 type answers struct{ list []Answer }
 
-// Numbers of the fields, from seckill_service.proto.
-const (
-	requestGrabs = 1 // GrabStreamRequest
-
-	grabID, grabUser, grabVoucher, grabTimeout = 1, 2, 3, 5 // StreamedGrab
-
-	responseAnswers = 1 // GrabStreamResponse
-
-	answerID, answerResponse, answerError = 1, 2, 3 // StreamedAnswer
-
-	responseOutcome, responseReplayed = 1, 3 // GrabResponse
-
-	errorCode, errorReason = 1, 2 // GrabError
-)
-
 // Marshal is of *requests.
 func (codec) Marshal(v any) (mem.BufferSlice, error) {
 	r, ok := v.(*requests)
@@ -57,13 +42,13 @@ func (codec) Marshal(v any) (mem.BufferSlice, error) {
 		if r.timeoutMS > 0 {
 			size += 1 + protowire.SizeVarint(r.timeoutMS)
 		}
-		out = protowire.AppendTag(out, requestGrabs, protowire.BytesType)
+		out = protowire.AppendTag(out, grabwire.RequestGrabs, protowire.BytesType)
 		out = protowire.AppendVarint(out, uint64(size))
-		out = protowire.AppendVarint(protowire.AppendTag(out, grabID, protowire.VarintType), g.ID)
-		out = protowire.AppendVarint(protowire.AppendTag(out, grabUser, protowire.VarintType), uint64(g.UserID))
-		out = protowire.AppendVarint(protowire.AppendTag(out, grabVoucher, protowire.VarintType), uint64(g.VoucherID))
+		out = protowire.AppendVarint(protowire.AppendTag(out, grabwire.GrabCorrelationID, protowire.VarintType), g.ID)
+		out = protowire.AppendVarint(protowire.AppendTag(out, grabwire.GrabUserID, protowire.VarintType), uint64(g.UserID))
+		out = protowire.AppendVarint(protowire.AppendTag(out, grabwire.GrabVoucherID, protowire.VarintType), uint64(g.VoucherID))
 		if r.timeoutMS > 0 {
-			out = protowire.AppendVarint(protowire.AppendTag(out, grabTimeout, protowire.VarintType), r.timeoutMS)
+			out = protowire.AppendVarint(protowire.AppendTag(out, grabwire.GrabTimeoutMs, protowire.VarintType), r.timeoutMS)
 		}
 	}
 	return mem.BufferSlice{mem.SliceBuffer(out)}, nil
@@ -77,8 +62,8 @@ func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
-	return fields(buf.ReadOnlyData(), func(field protowire.Number, _ uint64, content []byte) error {
-		if field != responseAnswers {
+	return grabwire.Fields(buf.ReadOnlyData(), func(field protowire.Number, _ uint64, content []byte) error {
+		if field != grabwire.ResponseAnswers {
 			return nil
 		}
 		answer, err := readAnswer(content)
@@ -89,17 +74,17 @@ func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 
 func readAnswer(message []byte) (Answer, error) {
 	answer := Answer{Outcome: Failed, Reason: reasonUnspecified}
-	err := fields(message, func(field protowire.Number, number uint64, content []byte) error {
+	err := grabwire.Fields(message, func(field protowire.Number, number uint64, content []byte) error {
 		switch field {
-		case answerID:
+		case grabwire.AnswerCorrelationID:
 			answer.ID = number
-		case answerResponse:
+		case grabwire.AnswerResponse:
 			outcome, replayed := uint64(0), uint64(0)
-			err := fields(content, func(field protowire.Number, number uint64, _ []byte) error {
+			err := grabwire.Fields(content, func(field protowire.Number, number uint64, _ []byte) error {
 				switch field {
-				case responseOutcome:
+				case grabwire.ResponseOutcome:
 					outcome = number
-				case responseReplayed:
+				case grabwire.ResponseReplayed:
 					replayed = number
 				}
 				return nil
@@ -108,13 +93,13 @@ func readAnswer(message []byte) (Answer, error) {
 				answer.Reason = ""
 			}
 			return err
-		case answerError:
+		case grabwire.AnswerError:
 			code, reason := uint64(0), uint64(0)
-			err := fields(content, func(field protowire.Number, number uint64, _ []byte) error {
+			err := grabwire.Fields(content, func(field protowire.Number, number uint64, _ []byte) error {
 				switch field {
-				case errorCode:
+				case grabwire.ErrorCode:
 					code = number
-				case errorReason:
+				case grabwire.ErrorReason:
 					reason = number
 				}
 				return nil
@@ -125,35 +110,4 @@ func readAnswer(message []byte) (Answer, error) {
 		return nil
 	})
 	return answer, err
-}
-
-var errWire = errors.New("reading answers: not a protobuf message")
-
-// fields calls do for every field of a message, with its number or its content.
-func fields(message []byte, do func(field protowire.Number, number uint64, content []byte) error) error {
-	for len(message) > 0 {
-		field, kind, n := protowire.ConsumeTag(message)
-		if n < 0 {
-			return errWire
-		}
-		message = message[n:]
-		var number uint64
-		var content []byte
-		switch kind {
-		case protowire.VarintType:
-			number, n = protowire.ConsumeVarint(message)
-		case protowire.BytesType:
-			content, n = protowire.ConsumeBytes(message)
-		default:
-			n = protowire.ConsumeFieldValue(field, kind, message)
-		}
-		if n < 0 {
-			return errWire
-		}
-		if err := do(field, number, content); err != nil {
-			return err
-		}
-		message = message[n:]
-	}
-	return nil
 }

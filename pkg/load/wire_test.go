@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
+	"github.com/seckill/seckill/proto/grabwire"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 )
 
@@ -82,7 +83,7 @@ func TestCodec_RefusesWhatIsNoMessage(t *testing.T) {
 		var got answers
 		_ = codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))}, &got) // does not panic
 	})
-	require.ErrorIs(t, codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer{0x0a, 0x05}}, new(answers)), errWire)
+	require.ErrorIs(t, codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer{0x0a, 0x05}}, new(answers)), grabwire.ErrForm)
 	require.Error(t, codec{}.Unmarshal(nil, new(string)))
 	_, err := codec{}.Marshal("x")
 	require.Error(t, err)

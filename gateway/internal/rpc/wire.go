@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/seckill/seckill/proto/grabwire"
 	seckillv1 "github.com/seckill/seckill/proto/seckill/v1"
 
 	"github.com/seckill/seckill/gateway/internal/admit"
@@ -16,40 +17,6 @@ import (
 // The messages of a stream are written and read by hand: through the generated
 // types a Grab takes a dozen objects, and more time than all else that the
 // gateway does for it. Tests hold this file against the generated code.
-
-// Field numbers.
-const (
-	requestGrabs protowire.Number = 1
-
-	grabCorrelationID protowire.Number = 1
-	grabUserID        protowire.Number = 2
-	grabVoucherID     protowire.Number = 3
-	grabReference     protowire.Number = 4
-	grabTimeoutMs     protowire.Number = 5
-	grabTraceparent   protowire.Number = 6
-
-	responseAnswers protowire.Number = 1
-
-	answerCorrelationID protowire.Number = 1
-	answerResponse      protowire.Number = 2
-	answerError         protowire.Number = 3
-
-	grabOutcome    protowire.Number = 1
-	grabOrder      protowire.Number = 2
-	grabReplayed   protowire.Number = 3
-	grabDurability protowire.Number = 4
-	grabDecidedAt  protowire.Number = 5
-
-	orderID         protowire.Number = 1
-	orderUserID     protowire.Number = 2
-	orderVoucherID  protowire.Number = 3
-	orderState      protowire.Number = 4
-	orderAdmittedAt protowire.Number = 5
-	orderReference  protowire.Number = 7
-
-	stampSeconds protowire.Number = 1
-	stampNanos   protowire.Number = 2
-)
 
 // Bounds of encoded parts, for buffers.
 const (
@@ -76,9 +43,9 @@ func (m *answerMessage) AppendMessage(b []byte) []byte {
 	var responseBytes [responseRoom]byte
 	var stamp []byte
 	for _, g := range m.answers {
-		number, body := answerResponse, responseBytes[:0]
+		number, body := grabwire.AnswerResponse, responseBytes[:0]
 		if g.Err != nil {
-			number, body = answerError, streamErrorBytes(g.Err)
+			number, body = grabwire.AnswerError, streamErrorBytes(g.Err)
 		} else {
 			if stamp == nil || !g.Result.DecidedAt.Equal(stampOf) { // nearly all of a message are of one batch
 				stampOf = g.Result.DecidedAt
@@ -88,11 +55,11 @@ func (m *answerMessage) AppendMessage(b []byte) []byte {
 		}
 		size := protowire.SizeTag(number) + protowire.SizeBytes(len(body))
 		if g.CorrelationID != 0 {
-			size += protowire.SizeTag(answerCorrelationID) + protowire.SizeVarint(g.CorrelationID)
+			size += protowire.SizeTag(grabwire.AnswerCorrelationID) + protowire.SizeVarint(g.CorrelationID)
 		}
-		b = protowire.AppendTag(b, responseAnswers, protowire.BytesType)
+		b = protowire.AppendTag(b, grabwire.ResponseAnswers, protowire.BytesType)
 		b = protowire.AppendVarint(b, uint64(size))
-		b = appendNumber(b, answerCorrelationID, g.CorrelationID)
+		b = appendNumber(b, grabwire.AnswerCorrelationID, g.CorrelationID)
 		b = appendPart(b, number, body)
 	}
 	return b
@@ -101,31 +68,31 @@ func (m *answerMessage) AppendMessage(b []byte) []byte {
 // appendResponse appends a GrabResponse, as answerGrab makes it.
 func (s *Service) appendResponse(b, scratch, stamp []byte, g *admit.Grab) []byte {
 	r := &g.Result
-	b = appendNumber(b, grabOutcome, uint64(outcomes[r.Decision]))
+	b = appendNumber(b, grabwire.ResponseOutcome, uint64(outcomes[r.Decision]))
 	if r.Decision == ledger.DecisionAdmitted {
 		id := s.ids.AppendEncode(scratch, r.Order)
 		order := id[len(id):]
-		order = appendPart(order, orderID, id)
-		order = appendNumber(order, orderUserID, uint64(g.UserID))
-		order = appendNumber(order, orderVoucherID, uint64(r.Order.VoucherID))
-		order = appendNumber(order, orderState, uint64(markStates[r.State]))
+		order = appendPart(order, grabwire.OrderID, id)
+		order = appendNumber(order, grabwire.OrderUserID, uint64(g.UserID))
+		order = appendNumber(order, grabwire.OrderVoucherID, uint64(r.Order.VoucherID))
+		order = appendNumber(order, grabwire.OrderState, uint64(markStates[r.State]))
 		if !r.Replayed {
-			order = appendPart(order, orderAdmittedAt, stamp)
+			order = appendPart(order, grabwire.OrderAdmittedAt, stamp)
 			if g.Reference != "" {
-				order = protowire.AppendTag(order, orderReference, protowire.BytesType)
+				order = protowire.AppendTag(order, grabwire.OrderReference, protowire.BytesType)
 				order = protowire.AppendString(order, g.Reference)
 			}
 		}
-		b = appendPart(b, grabOrder, order)
-		b = appendNumber(b, grabReplayed, protowire.EncodeBool(r.Replayed))
-		b = appendNumber(b, grabDurability, uint64(durabilities[r.Durability]))
+		b = appendPart(b, grabwire.ResponseOrder, order)
+		b = appendNumber(b, grabwire.ResponseReplayed, protowire.EncodeBool(r.Replayed))
+		b = appendNumber(b, grabwire.ResponseDurability, uint64(durabilities[r.Durability]))
 	}
-	return appendPart(b, grabDecidedAt, stamp)
+	return appendPart(b, grabwire.ResponseDecidedAt, stamp)
 }
 
 func appendStamp(b []byte, at time.Time) []byte {
-	b = appendNumber(b, stampSeconds, uint64(at.Unix()))
-	return appendNumber(b, stampNanos, uint64(at.Nanosecond()))
+	b = appendNumber(b, grabwire.StampSeconds, uint64(at.Unix()))
+	return appendNumber(b, grabwire.StampNanos, uint64(at.Nanosecond()))
 }
 
 // appendNumber appends a field that is left out where it is 0.
@@ -168,12 +135,12 @@ func (m *grabMessage) DecodeMessage(b []byte) error {
 	m.grabs, m.count = m.grabs[:0], 0
 	now := time.Now()
 	for len(b) > 0 {
-		number, kind, n := consumeTag(b)
+		number, kind, n := grabwire.ConsumeTag(b)
 		if n < 0 {
 			return m.malformed(n)
 		}
 		b = b[n:]
-		if number != requestGrabs || kind != protowire.BytesType {
+		if number != grabwire.RequestGrabs || kind != protowire.BytesType {
 			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
 				return m.malformed(n)
 			}
@@ -197,16 +164,6 @@ func (m *grabMessage) DecodeMessage(b []byte) error {
 	return nil
 }
 
-// consumeTag also refuses the numbers between what protobuf allows and what
-// protowire can hold, as the generated code does.
-func consumeTag(b []byte) (protowire.Number, protowire.Type, int) {
-	number, kind, n := protowire.ConsumeTag(b)
-	if number > protowire.MaxValidNumber {
-		_, _, n = protowire.ConsumeTag([]byte{0}) // its error for a number that is none
-	}
-	return number, kind, n
-}
-
 // malformed gives back what was read of a message that cannot be.
 func (m *grabMessage) malformed(code int) error {
 	m.free()
@@ -223,33 +180,33 @@ func (s *Service) decodeGrab(g *admit.Grab, b []byte, now time.Time) int {
 	*g = admit.Grab{}
 	timeout := uint32(0)
 	for len(b) > 0 {
-		number, kind, n := consumeTag(b)
+		number, kind, n := grabwire.ConsumeTag(b)
 		if n < 0 {
 			return n
 		}
 		b = b[n:]
 		switch {
-		case kind == protowire.VarintType && number <= grabTimeoutMs && number != grabReference:
+		case kind == protowire.VarintType && number <= grabwire.GrabTimeoutMs && number != grabwire.GrabReference:
 			var value uint64
 			if value, n = protowire.ConsumeVarint(b); n < 0 {
 				return n
 			}
 			switch number {
-			case grabCorrelationID:
+			case grabwire.GrabCorrelationID:
 				g.CorrelationID = value
-			case grabUserID:
+			case grabwire.GrabUserID:
 				g.UserID = int64(value)
-			case grabVoucherID:
+			case grabwire.GrabVoucherID:
 				g.VoucherID = int64(value)
-			case grabTimeoutMs:
+			case grabwire.GrabTimeoutMs:
 				timeout = uint32(value)
 			}
-		case kind == protowire.BytesType && (number == grabReference || number == grabTraceparent):
+		case kind == protowire.BytesType && (number == grabwire.GrabReference || number == grabwire.GrabTraceparent):
 			var value []byte
 			if value, n = protowire.ConsumeBytes(b); n < 0 {
 				return n
 			}
-			if number == grabReference {
+			if number == grabwire.GrabReference {
 				g.Reference = string(value)
 			} else if g.Traceparent = ""; traceparentForm(string(value)) {
 				g.Traceparent = string(value)
