@@ -126,17 +126,6 @@ func (w *Watcher) Look(ctx context.Context, epoch int64, vouchers []orderstore.V
 	return violations, err
 }
 
-// Suspects tells whether the last readings found anything, also what one reading
-// alone does not prove.
-func (w *Watcher) Suspects() bool {
-	for _, v := range w.vouchers {
-		if len(v.found)+len(v.missing) > 0 {
-			return true
-		}
-	}
-	return len(w.overdue) > 0
-}
-
 // InFlight is the sum over all vouchers, each at its last reading.
 func (w *Watcher) InFlight() (sum int64) {
 	for _, v := range w.vouchers {

@@ -275,7 +275,7 @@ func (k *keeper) guard(ctx, stepCtx context.Context) (Status, error) {
 		unchanged := meta.Admitted == k.admitted && meta.InFlight() == 0
 		k.admitted = meta.Admitted
 		status, err := k.watch(stepCtx, row, meta)
-		k.quiet = unchanged && err == nil && status.Open && status.Alarm == "" && status.Stray == "" && !k.watcher.Suspects()
+		k.quiet = unchanged && err == nil && status.Open && status.Alarm == "" && status.Stray == ""
 		return status, err
 	}
 	if meta.Exists && meta.Open && meta.Epoch == row.Epoch {

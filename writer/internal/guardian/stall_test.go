@@ -1,7 +1,6 @@
 package guardian_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -38,36 +37,6 @@ func TestGuardian_WriterThatStartsDuringARewriteDoesNotCloseAnOpenPartition(t *t
 	require.Zero(t, closed, "looks of 600 at which the partition was closed: %s", reason)
 }
 
-// holds a row lock until the test ends or stop is called.
-func holdRow(t *testing.T, f *writertest.Fixture, query string, args ...any) (stop func()) {
-	t.Helper()
-	tx, err := f.DB.BeginTx(f.Ctx, nil)
-	require.NoError(t, err)
-	_, err = tx.Exec(query, args...)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(f.Ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			if _, err := tx.Exec("SELECT SLEEP(0.1)"); err != nil {
-				return
-			}
-		}
-	}()
-	stopped := false
-	stop = func() {
-		if !stopped {
-			stopped = true
-			cancel()
-			<-done
-			_ = tx.Rollback()
-		}
-	}
-	t.Cleanup(stop)
-	return stop
-}
-
 // A decision that cannot be told must not keep the guardian from its books.
 func TestGuardian_DecisionThatCannotBeToldDoesNotEndTheWatch(t *testing.T) {
 	f := writertest.New(t, 1)
@@ -80,7 +49,7 @@ func TestGuardian_DecisionThatCannotBeToldDoesNotEndTheWatch(t *testing.T) {
 	_, err := f.Store.Cancel(f.Ctx, id, "op", "test")
 	require.NoError(t, err)
 	t.Run("its outcome is locked", func(t *testing.T) {
-		release := holdRow(t, f, "SELECT seq FROM order_outcomes WHERE voucher_id = 7 FOR UPDATE")
+		release := f.HoldRow("SELECT seq FROM order_outcomes WHERE voucher_id = 7 FOR UPDATE")
 		g := f.Guardian()
 		stop := f.Run(g)
 		defer stop()

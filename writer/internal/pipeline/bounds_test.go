@@ -138,7 +138,7 @@ func TestParking_LeavesSlotsForOthers(t *testing.T) {
 	g := f.Guarded()
 	f.Voucher(g, 2, 1000)
 	f.Voucher(g, 3, 1000)
-	hold(t, f, lock, 2)
+	f.HoldRow(lock, 2)
 	o := f.options("w1")
 	o.BatchMax, o.MinIdle = 50, time.Hour
 	o.SlotsMax = o.BatchMax + ledger.MaxBatch

@@ -12,35 +12,6 @@ import (
 	"github.com/seckill/seckill/writer/internal/writertest"
 )
 
-func hold(t *testing.T, f *fixture, query string, args ...any) (stop func()) {
-	t.Helper()
-	tx, err := f.DB.BeginTx(f.Ctx, nil)
-	require.NoError(t, err)
-	_, err = tx.Exec(query, args...)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(f.Ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			if _, err := tx.Exec("SELECT SLEEP(0.1)"); err != nil {
-				return
-			}
-		}
-	}()
-	stopped := false
-	stop = func() {
-		if !stopped {
-			stopped = true
-			cancel()
-			<-done
-			_ = tx.Rollback()
-		}
-	}
-	t.Cleanup(stop)
-	return stop
-}
-
 const lock = "SELECT id FROM vouchers WHERE id = ? FOR UPDATE"
 
 // The database was away, and when it answers again one voucher's row is locked.
@@ -49,7 +20,7 @@ func TestPipeline_LockedVoucherAfterAnOutageDoesNotStopTheOthers(t *testing.T) {
 	g := f.Guarded()
 	f.Voucher(g, 2, 100)
 	f.Voucher(g, 3, 100)
-	hold(t, f, lock, 2)
+	f.HoldRow(lock, 2)
 	store := &flaky{store: f.Store}
 	store.down.Store(true)
 	var pings atomic.Int64
@@ -87,7 +58,7 @@ func TestPipeline_DeadEntryAfterAnOutageDoesNotStopTheWriterForEver(t *testing.T
 	g := f.Guarded()
 	f.Voucher(g, 2, 100)
 	f.Voucher(g, 3, 100)
-	release := hold(t, f, lock, 2)
+	release := f.HoldRow(lock, 2)
 	var down atomic.Bool
 	down.Store(true)
 	o := f.options("w1")
@@ -115,8 +86,8 @@ func TestPipeline_ParkedVoucherThatIsFreeAgainIsNotHeldUpByALockedOne(t *testing
 	g := f.Guarded()
 	f.Voucher(g, 2, 10_000)
 	f.Voucher(g, 3, 10_000)
-	hold(t, f, lock, 2)
-	release := hold(t, f, lock, 3)
+	f.HoldRow(lock, 2)
+	release := f.HoldRow(lock, 3)
 	f.Run(f.pipeline(f.options("w1")))
 	for i := range int64(30) {
 		f.Admitted(2, writertest.Users(1+i*64, 64)...)
@@ -143,7 +114,7 @@ func TestPipeline_DeadEntriesOfALockedVoucherDoNotHoldUpTheOthers(t *testing.T) 
 	g := f.Guarded()
 	f.Voucher(g, 2, 10_000)
 	f.Voucher(g, 3, 10_000)
-	hold(t, f, lock, 2)
+	f.HoldRow(lock, 2)
 	for i := range 200 {
 		f.admitRaw(2, int64(i+1), []byte("\xff\xff"))
 	}

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"log/slog"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -240,4 +241,32 @@ func (f *Fixture) Exec(query string, args ...any) {
 func (f *Fixture) Do(args ...string) rueidis.RedisResult {
 	f.T.Helper()
 	return f.Client.Do(f.Ctx, f.Client.B().Arbitrary(args[0]).Args(args[1:]...).Build())
+}
+
+// HoldRow locks the rows of a query, as a foreign transaction does, until release
+// is called or the test ends. Its session is never silent for so long that the
+// server would end it.
+func (f *Fixture) HoldRow(query string, args ...any) (release func()) {
+	f.T.Helper()
+	tx, err := f.DB.BeginTx(f.Ctx, nil)
+	require.NoError(f.T, err)
+	_, err = tx.Exec(query, args...)
+	require.NoError(f.T, err)
+	ctx, cancel := context.WithCancel(f.Ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if _, err := tx.Exec("SELECT SLEEP(0.1)"); err != nil {
+				return
+			}
+		}
+	}()
+	release = sync.OnceFunc(func() {
+		cancel()
+		<-done
+		_ = tx.Rollback()
+	})
+	f.T.Cleanup(release)
+	return release
 }
